@@ -1,0 +1,1 @@
+"""Prefect flows of llm-prefetch: decorators and wiring only."""

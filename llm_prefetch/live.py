@@ -1,0 +1,243 @@
+"""Generations: bundles of artifact versions, and the one link that says which of them a replica starts with.
+
+A bundle is a folder of links to versions. `live/<deployment>` is a link to a bundle, and switching it is one
+rename, so a replica never mixes generations and a rollback is the same rename. A start in progress holds a
+shared lock; a switch waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from llm_prefetch import ledger, settings
+from llm_prefetch.errors import NotReadyError, SpecError, disk_error
+from llm_prefetch.manifest import canonical_json
+from llm_prefetch.progress import Progress
+from llm_prefetch.record import Verdict
+from llm_prefetch.store import NodeStore, locked, read_json, sync_folder, write_file, write_link
+from llm_prefetch.verify import Check, full_check, quick_check, worst
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One artifact version of a bundle."""
+
+    name: str
+    kind: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The versions that a deployment launches with; `id` is the digest over them."""
+
+    id: str
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentCheck:
+    """The answer for a deployment on this node."""
+
+    deployment: str
+    bundle: str
+    verdict: Verdict
+    reason: str
+    checks: tuple[Check, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a replica may start."""
+        return self.verdict is Verdict.HIT
+
+
+def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
+    """Write the bundle of these versions, unless it is there.
+
+    Raises:
+        DiskError: the disk refused.
+    """
+    ordered = tuple(sorted(members, key=lambda member: member.name))
+    body = {"members": [asdict(member) for member in ordered]}
+    bundle = Bundle("bundle-" + blake3(canonical_json(body)).hexdigest(), ordered)
+    folder = store.bundle(bundle.id)
+    if read_bundle(store, bundle.id) == bundle and folder.is_dir():
+        return bundle
+    temporary = folder.with_name(f".{bundle.id}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for member in ordered:
+            (temporary / member.name).symlink_to(f"../../artifacts/{member.name}/{member.version}")
+        sync_folder(temporary)
+        write_file(_sidecar(store, bundle.id), canonical_json(body))
+        try:
+            temporary.rename(folder)
+        except OSError:  # another staging was faster; equal names hold equal links
+            if not folder.is_dir():
+                raise
+            shutil.rmtree(temporary)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise disk_error(error, str(folder)) from error
+    return bundle
+
+
+def read_bundle(store: NodeStore, bundle: str) -> Bundle | None:
+    """The bundle called `bundle`, or `None`."""
+    body = read_json(_sidecar(store, bundle))
+    try:
+        return Bundle(bundle, tuple(Member(**member) for member in body["members"]))
+    except (TypeError, KeyError):
+        return None
+
+
+def current_bundle(store: NodeStore, deployment: str) -> str | None:
+    """Name of the live bundle of a deployment, or `None`."""
+    try:
+        return store.live(deployment).readlink().name
+    except OSError:
+        return None
+
+
+def switch(
+    store: NodeStore, deployment: str, bundle: Bundle, *, why: str, seconds: float | None = None
+) -> bool:
+    """Make `bundle` the live one; waits for replicas that are starting. Returns whether anything changed.
+
+    Raises:
+        LockTimeoutError: replicas were still starting after `seconds` seconds.
+        DiskError: the disk refused.
+    """
+    before = current_bundle(store, deployment)
+    if before == bundle.id:
+        return False
+    patience = settings.SWITCH_SECONDS.get() if seconds is None else seconds
+    with locked(
+        start_lock(store, deployment), seconds=patience, waiting_for=f"a starting replica of {deployment}"
+    ):
+        ledger.mark("switch")
+        try:
+            write_link(store.live(deployment), f"../bundles/{bundle.id}")
+        except OSError as error:
+            raise disk_error(error, str(store.live(deployment))) from error
+    ledger.append(store, "switch", deployment=deployment, bundle=bundle.id, before=before, why=why)
+    return True
+
+
+def rollback(
+    store: NodeStore, deployment: str, *, to: str | None = None, seconds: float | None = None
+) -> Bundle:
+    """Switch back to the generation before the live one, or to the bundle named `to` (a prefix is enough).
+
+    Raises:
+        SpecError: there is no such deployment or bundle.
+        NotReadyError: the earlier generation is not complete on this node any more.
+    """
+    live = current_bundle(store, deployment)
+    if live is None:
+        raise SpecError(
+            f"no deployment {deployment!r} on this node", where=str(store.root), hint="see `llm-prefetch ls`"
+        )
+    target = _named(store, to) if to else _before(store, deployment, live)
+    bundle = read_bundle(store, target)
+    if bundle is None:
+        raise SpecError(
+            f"no bundle {target!r} on this node", where=str(store.root), hint="see `llm-prefetch ls`"
+        )
+    for member in bundle.members:
+        check = quick_check(store, member.name, member.version)
+        if not check.ready:
+            raise NotReadyError(
+                f"cannot roll back: {member.name} {member.version[:15]} is {check.verdict}: {check.reason}",
+                where=bundle.id,
+                hint="stage that version again by its `version:` pin",
+            )
+    switch(store, deployment, bundle, why="rollback", seconds=seconds)
+    return bundle
+
+
+def check_deployment(
+    store: NodeStore, deployment: str, *, full: bool = False, progress: Progress | None = None
+) -> DeploymentCheck:
+    """Whether a replica of `deployment` may start on this node; the full check reads every byte.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    live = current_bundle(store, deployment)
+    if live is None:
+        return DeploymentCheck(deployment, "", Verdict.MISSING, "nothing is live on this node", (), ())
+    bundle = read_bundle(store, live)
+    if bundle is None:
+        return DeploymentCheck(deployment, live, Verdict.MISSING, "its bundle is gone", (), ())
+    checks = []
+    for member in bundle.members:
+        if os.path.realpath(store.engine_path(deployment, member.name)) != os.path.realpath(
+            store.artifact(member.name, member.version)
+        ):
+            checks.append(
+                Check(member.name, member.version, Verdict.CORRUPT, "the bundle's link leads elsewhere", 0, 0)
+            )
+        elif full:
+            checks.append(full_check(store, member.name, member.version, progress))
+        else:
+            checks.append(quick_check(store, member.name, member.version))
+    bad = next((check for check in checks if not check.ready), None)
+    reason = f"{bad.name}: {bad.reason}" if bad else ""
+    return DeploymentCheck(deployment, live, worst(checks), reason, tuple(checks), bundle.members)
+
+
+def deployments(store: NodeStore) -> list[str]:
+    """Names of the deployments that are live on this node."""
+    return sorted(
+        path.name for path in (store.root / "live").iterdir() if path.is_symlink() and path.name[0] != "."
+    )
+
+
+def start_lock(store: NodeStore, deployment: str) -> Path:
+    """The lock that starting replicas share and a switch takes alone."""
+    return store.lock(f"start-{deployment}")
+
+
+def history(store: NodeStore, deployment: str) -> list[str]:
+    """Bundles that were live, oldest first, as the ledger tells."""
+    return [row["bundle"] for row in ledger.read(store, "switch") if row.get("deployment") == deployment]
+
+
+def _before(store: NodeStore, deployment: str, live: str) -> str:
+    """The last generation that was live before the one that is live now."""
+    seen = history(store, deployment)
+    position = len(seen) - 1 - seen[::-1].index(live) if live in seen else len(seen)
+    for bundle in reversed(seen[:position]):
+        if bundle != live:
+            return bundle
+    raise SpecError(
+        f"{deployment!r} has no earlier generation on this node",
+        where=str(store.root),
+        hint="name one with --to; see `llm-prefetch ls`",
+    )
+
+
+def _named(store: NodeStore, prefix: str) -> str:
+    full = prefix if prefix.startswith("bundle-") else f"bundle-{prefix}"
+    found = sorted(
+        path.stem for path in (store.root / "bundles").glob("bundle-*.json") if path.stem.startswith(full)
+    )
+    if len(found) != 1:
+        what = "no bundle" if not found else f"{len(found)} bundles"
+        raise SpecError(
+            f"{what} on this node begin with {prefix!r}", where=str(store.root), hint="see `llm-prefetch ls`"
+        )
+    return found[0]
+
+
+def _sidecar(store: NodeStore, bundle: str) -> Path:
+    return store.root / "bundles" / f"{bundle}.json"

@@ -1,0 +1,180 @@
+"""Ranged HTTP reads into a buffer that the caller reuses: the lean reader behind every signed URL.
+
+`http.client` keeps one connection for each reader and hands bytes over by `readinto`, so a range costs no
+memory of its own and no copy beyond the kernel's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from urllib.parse import SplitResult, urlsplit
+
+from llm_prefetch.errors import (
+    OriginAccessError,
+    OriginChangedError,
+    OriginError,
+    OriginNotFoundError,
+    OriginUnavailableError,
+)
+from llm_prefetch.origins.base import ObjectInfo
+
+_CONTENT_RANGE = re.compile(r"^bytes (\d+)-(\d+)/(\d+)$")
+_OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class HttpReader:
+    """Reads ranges of objects for which `sign` gives a URL."""
+
+    def __init__(self, sign: Callable[[str], str], where: str, stall_seconds: float) -> None:
+        """Errors name `where`, never the URL, because a signed URL is a secret."""
+        self._sign = sign
+        self._where = where
+        self._stall_seconds = stall_seconds
+        self._connection: http.client.HTTPConnection | None = None
+        self._host: tuple[str, str] | None = None
+
+    def open_range(self, item: ObjectInfo, start: int, length: int) -> HttpBody:
+        """Ask for the range and check that the answer is that range of that object."""
+        url = urlsplit(self._sign(item.path))
+        headers = {"Range": f"bytes={start}-{start + length - 1}"}
+        if item.etag:
+            headers["If-Match"] = item.etag
+        try:
+            response = self._request(url, headers)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error, item.path) from error
+        if response.status != HTTPStatus.PARTIAL_CONTENT:
+            raise self._refused(response, item, start, length)
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if match is None or (int(match[1]), int(match[2])) != (start, start + length - 1):
+            self.close()
+            if match is not None and int(match[3]) != item.size:
+                raise self._changed(item, int(match[3]))
+            raise OriginUnavailableError(
+                f"{item.path!r}: the answer is not the range asked for", where=self._where
+            )
+        if int(match[3]) != item.size:
+            self.close()
+            raise self._changed(item, int(match[3]))
+        return HttpBody(self, response, length, item.path)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _request(self, url: SplitResult, headers: dict[str, str]) -> http.client.HTTPResponse:
+        """Send on the open connection; once more on a new one when the server had closed it meanwhile."""
+        target = f"{url.path}?{url.query}" if url.query else url.path
+        if self._host != (url.scheme, url.netloc):
+            self.close()
+        for attempt in range(2):
+            fresh = self._connection is None
+            connection = self._connection or self._connect(url)
+            try:
+                connection.request("GET", target, headers=headers)
+                return connection.getresponse()
+            except (
+                http.client.RemoteDisconnected,
+                ConnectionResetError,
+                BrokenPipeError,
+                http.client.CannotSendRequest,
+            ):
+                self.close()
+                if fresh or attempt:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _connect(self, url: SplitResult) -> http.client.HTTPConnection:
+        host = url.hostname or ""
+        if url.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, url.port, timeout=self._stall_seconds, context=_tls()
+            )
+        else:
+            connection = http.client.HTTPConnection(host, url.port, timeout=self._stall_seconds)
+        self._connection, self._host = connection, (url.scheme, url.netloc)
+        return connection
+
+    def _refused(
+        self, response: http.client.HTTPResponse, item: ObjectInfo, start: int, length: int
+    ) -> OriginError:
+        status = response.status
+        self.close()
+        what = f"{item.path!r}: the origin answered {status} {response.reason}"
+        if status == HTTPStatus.NOT_FOUND:
+            return OriginNotFoundError(
+                f"{item.path!r} is not there", where=self._where, hint="publish the folder again"
+            )
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return OriginAccessError(
+                what, where=self._where, hint="check the credentials of this node and the bucket policy"
+            )
+        if status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
+            return OriginChangedError(
+                f"{item.path!r} changed at the origin: bytes {start}-{start + length - 1} of {item.size} are gone",
+                where=self._where,
+                hint="publish the folder again, then stage",
+            )
+        if status == HTTPStatus.OK and response.headers.get("Content-Length", "") != str(item.size):
+            return self._changed(item, int(response.headers.get("Content-Length") or 0))
+        if status in _OVERLOADED:
+            return OriginUnavailableError(what, where=self._where, hint="it may pass; stage again")
+        return OriginError(what, where=self._where)
+
+    def _changed(self, item: ObjectInfo, found: int) -> OriginChangedError:
+        return OriginChangedError(
+            f"{item.path!r} has {found} bytes at the origin where {item.size} were expected",
+            where=self._where,
+            hint="publish the folder again, then stage",
+        )
+
+    def _lost(self, error: Exception, path: str) -> OriginUnavailableError:
+        """A connection that failed half-way cannot be used again."""
+        self.close()
+        if isinstance(error, TimeoutError):
+            reason = f"no byte for {self._stall_seconds:g} s"
+        else:
+            reason = str(error) or type(error).__name__
+        return OriginUnavailableError(
+            f"{path!r}: the connection failed: {reason}",
+            where=self._where,
+            hint="check the endpoint, then stage again",
+        )
+
+
+class HttpBody:
+    """The body of one range."""
+
+    def __init__(
+        self, reader: HttpReader, response: http.client.HTTPResponse, length: int, path: str
+    ) -> None:
+        """Read `length` bytes from `response`."""
+        self._reader, self._response, self._left, self._path = reader, response, length, path
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Read the next bytes; an answer that ends early is an error, not an end."""
+        if not self._left:
+            return 0
+        try:
+            count = self._response.readinto(buffer[: self._left])
+        except (OSError, http.client.HTTPException) as error:
+            raise self._reader._lost(error, self._path) from error  # noqa: SLF001 (the two are one unit)
+        if count == 0:
+            cut = http.client.IncompleteRead(b"", self._left)
+            raise self._reader._lost(cut, self._path)  # noqa: SLF001
+        self._left -= count
+        if not self._left:
+            self._response.read()  # the end of the message: the connection is free for the next range
+        return count
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()

@@ -1,0 +1,107 @@
+"""The plan: which chunks a staging would fetch on this node, and what it would reuse. Reads, never writes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from llm_prefetch.errors import NoSpaceError
+from llm_prefetch.journal import read_journal
+from llm_prefetch.manifest import CHUNK_BYTES, Manifest
+from llm_prefetch.record import CommitRecord, Verdict, check_record, records
+from llm_prefetch.resolve import Source
+from llm_prefetch.store import NodeStore
+
+_RESERVE_BYTES = 64 * 2**20
+"""Left free for journals, records and the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One range to fetch: indices in the manifest, offset and length in bytes, and the digest if it is known."""
+
+    file: int
+    index: int
+    start: int
+    length: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What staging one artifact on this node means."""
+
+    source: Source
+    committed: CommitRecord | None
+    """The version is here already: nothing to do."""
+    chunks: tuple[Chunk, ...]
+    total_bytes: int
+    reuse_bytes: int
+    """Bytes that are on this disk already."""
+    free_bytes: int
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes to read from the origin."""
+        return self.total_bytes - self.reuse_bytes
+
+
+def make_plan(store: NodeStore, source: Source) -> Plan:
+    """Compare what is wanted with what is on the disk.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    content = source.content
+    free = os.statvfs(store.root)
+    free_bytes = free.f_bavail * free.f_frsize
+    committed = find_committed(store, source)
+    if committed is not None:
+        return Plan(source, committed, (), committed.bytes, committed.bytes, free_bytes)
+    done = read_journal(store.partial(source.key) / "journal").done
+    chunks = tuple(chunk for chunk in all_chunks(source) if (chunk.file, chunk.index) not in done)
+    fetch_bytes = sum(chunk.length for chunk in chunks)
+    return Plan(source, None, chunks, content.total_bytes, content.total_bytes - fetch_bytes, free_bytes)
+
+
+def find_committed(store: NodeStore, source: Source) -> CommitRecord | None:
+    """The record of exactly this content, if the quick check says `HIT`."""
+    name = source.artifact.name
+    for record in records(store, name):
+        if isinstance(source.content, Manifest):
+            same = record.version == source.content.version
+        else:
+            same = record.listing == source.key
+        if same and check_record(store, name, record.version).verdict is Verdict.HIT:
+            return record
+    return None
+
+
+def all_chunks(source: Source) -> list[Chunk]:
+    """Every chunk of the content, file by file."""
+    content = source.content
+    if isinstance(content, Manifest):
+        chunk_bytes, digests = content.chunk_bytes, [file.chunks for file in content.files]
+    else:
+        chunk_bytes, digests = CHUNK_BYTES, [()] * len(content.files)
+    sizes = [file.size for file in content.files]
+    return [
+        Chunk(number, index, start, min(chunk_bytes, size - start), known[index] if known else "")
+        for number, (size, known) in enumerate(zip(sizes, digests, strict=True))
+        for index, start in enumerate(range(0, size, chunk_bytes))
+    ]
+
+
+def check_space(store: NodeStore, plan: Plan) -> None:
+    """Refuse a transfer that cannot fit.
+
+    Raises:
+        NoSpaceError: too little is free.
+    """
+    missing = plan.fetch_bytes - plan.free_bytes
+    if missing > 0:
+        raise NoSpaceError(
+            f"{plan.source.artifact.name!r} needs {plan.fetch_bytes} bytes, {plan.free_bytes} are free",
+            where=str(store.root),
+            hint=f"free at least {missing + _RESERVE_BYTES} bytes on this disk, then stage again",
+        )

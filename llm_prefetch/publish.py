@@ -1,0 +1,151 @@
+"""Publishing: a local folder becomes an artifact at an origin, with its manifest written last.
+
+Each file is hashed while it is read for the upload, so it is read once. A prefix without its manifest is not
+published, and a reader that finds the old manifest beside new files refuses them by their digests.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from llm_prefetch import manifest as manifests
+from llm_prefetch.errors import OriginChangedError, UsageError
+from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
+from llm_prefetch.origins import Origin, open_origin
+from llm_prefetch.paths import check_paths
+from llm_prefetch.progress import NoProgress, Progress
+
+_WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """What was published: the version to pin, and how much it is."""
+
+    uri: str
+    version: str
+    files: int
+    bytes: int
+
+
+def publish(
+    source: Path, uri: str, *, progress: Progress | None = None, dry_run: bool = False
+) -> PublishReport:
+    """Upload the folder `source` to `uri` and write the manifest; `dry_run` only hashes.
+
+    Raises:
+        UsageError: the folder is not there, or holds nothing or something that is not a file.
+        UnsafePathError: a file's name cannot be published.
+        OriginError: the origin refused.
+    """
+    progress = progress or NoProgress()
+    origin = open_origin(uri)
+    paths = _files(source)
+    sizes = {path: (source / path).stat().st_size for path in paths}
+    progress.start("publish", sum(sizes.values()))
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="publish") as pool:
+        entries = list(
+            pool.map(
+                lambda path: _upload(source, path, sizes[path], origin, progress, dry_run=dry_run), paths
+            )
+        )
+    manifest = Manifest(tuple(entries))
+    if not dry_run:
+        body = manifest.to_json()
+        origin.write(manifests.PATH, io.BytesIO(body), len(body))
+    return PublishReport(uri, manifest.version, len(entries), manifest.total_bytes)
+
+
+def _files(source: Path) -> list[str]:
+    if not source.is_dir():
+        raise UsageError(
+            "no such folder", where=str(source), hint="name the folder that holds the model's files"
+        )
+    paths = []
+    for folder, folders, names in os.walk(source):
+        folders[:] = [name for name in folders if name != manifests.FOLDER]
+        for name in names:
+            path = Path(folder, name)
+            inside = path.relative_to(source).as_posix()
+            if not path.is_file():
+                raise UsageError(f"{inside!r} is not a regular file", where=str(source), hint="remove it")
+            paths.append(inside)
+    if not paths:
+        raise UsageError(
+            "the folder is empty", where=str(source), hint="name the folder that holds the model's files"
+        )
+    check_paths(paths, str(source))
+    return sorted(paths)
+
+
+def _upload(
+    source: Path, path: str, size: int, origin: Origin, progress: Progress, *, dry_run: bool
+) -> FileEntry:
+    with (source / path).open("rb", buffering=0) as file:
+        hashing = _Hashing(file, progress)
+        if dry_run:
+            while hashing.read(2**20):
+                pass
+        else:
+            origin.write(path, hashing, size)  # type: ignore[arg-type]  # read and seek are all that origins use
+    if hashing.bytes != size:
+        raise OriginChangedError(
+            f"{path!r} changed while it was read", where=str(source), hint="publish again"
+        )
+    return FileEntry(path, size, hashing.digests())
+
+
+class _Hashing(io.RawIOBase):
+    """A file that computes the digest of each chunk as it is read from front to back."""
+
+    def __init__(self, file: io.FileIO, progress: Progress) -> None:
+        self._file, self._progress = file, progress
+        self._restart()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Uploaders look for the size, then go back to the front; going back starts the digests anew."""
+        position = self._file.seek(offset, whence)
+        if position == 0:
+            self._restart()
+        return position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self._file.readinto(buffer) or 0
+        self._take(memoryview(buffer)[:count])
+        return count
+
+    def digests(self) -> tuple[str, ...]:
+        """Digest of each chunk read so far."""
+        tail = (self._hasher.hexdigest(),) if self._in_chunk else ()
+        return (*self._done, *tail)
+
+    def _restart(self) -> None:
+        self._done: list[str] = []
+        self._hasher, self._in_chunk, self.bytes = blake3(), 0, 0
+
+    def _take(self, data: memoryview) -> None:
+        self.bytes += len(data)
+        self._progress.advance(len(data))
+        while data:
+            piece = data[: CHUNK_BYTES - self._in_chunk]
+            self._hasher.update(piece)
+            self._in_chunk += len(piece)
+            data = data[len(piece) :]
+            if self._in_chunk == CHUNK_BYTES:
+                self._done.append(self._hasher.hexdigest())
+                self._hasher, self._in_chunk = blake3(), 0

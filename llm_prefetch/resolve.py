@@ -1,0 +1,83 @@
+"""From an artifact of the SPEC to what exactly is to be staged: a manifest, or a listing without digests yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from llm_prefetch import manifest as manifests
+from llm_prefetch.errors import ManifestError, OriginNotFoundError, SpecError
+from llm_prefetch.manifest import ListedFile, Listing, Manifest
+from llm_prefetch.origins import Origin, open_origin
+from llm_prefetch.paths import check_paths
+from llm_prefetch.spec import Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An artifact and what its origin holds: with digests (`Manifest`) or not yet (`Listing`)."""
+
+    artifact: Artifact
+    origin: Origin
+    content: Manifest | Listing
+
+    @property
+    def key(self) -> str:
+        """Names the work in progress: the version, or the listing's key."""
+        return self.content.version if isinstance(self.content, Manifest) else self.content.key
+
+
+def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
+    """Find out what to stage; `pinned` is a manifest that the run already knows.
+
+    Raises:
+        OriginError: the origin cannot be read, is empty, or does not hold the pinned version.
+        UnsafePathError: the origin names a path that must not be written.
+    """
+    origin = open_origin(artifact.uri)
+    if pinned is not None:
+        return Source(artifact, origin, pinned)
+    if origin.stat(manifests.PATH) is not None:
+        data = origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES)
+        published = manifests.parse_manifest(data, f"{artifact.uri.rstrip('/')}/{manifests.PATH}")
+        content: Manifest | Listing = published.select(
+            _chosen(artifact, (file.path for file in published.files))
+        )
+    else:
+        content = _list(artifact, origin)
+    if artifact.version and isinstance(content, Manifest) and content.version != artifact.version:
+        raise ManifestError(
+            f"the origin holds {content.version}, the spec pins {artifact.version}",
+            where=artifact.uri,
+            hint="pin the published version, or publish the pinned one again",
+        )
+    return Source(artifact, origin, content)
+
+
+def _list(artifact: Artifact, origin: Origin) -> Listing:
+    listed = {info.path: info for info in origin.list() if not info.path.startswith(f"{manifests.FOLDER}/")}
+    if not listed:
+        raise OriginNotFoundError(
+            "nothing there: the prefix is empty or does not exist", where=artifact.uri, hint="check the uri"
+        )
+    check_paths(listed, artifact.uri)
+    files = (listed[path] for path in sorted(_chosen(artifact, listed)))
+    return Listing(tuple(ListedFile(info.path, info.size, info.etag) for info in files))
+
+
+def _chosen(artifact: Artifact, paths: Iterable[str]) -> list[str]:
+    """The paths that the include and exclude patterns leave; `*` crosses folders, as in `original/*`."""
+    chosen = [
+        path
+        for path in paths
+        if (not artifact.include or any(fnmatchcase(path, pattern) for pattern in artifact.include))
+        and not any(fnmatchcase(path, pattern) for pattern in artifact.exclude)
+    ]
+    if not chosen:
+        raise SpecError(
+            f"the patterns of artifact {artifact.name!r} leave no file",
+            where=artifact.uri,
+            hint="mend include or exclude",
+        )
+    return chosen

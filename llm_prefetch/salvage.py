@@ -1,0 +1,121 @@
+"""Getting a partial folder into shape before a transfer: what an earlier staging left is taken up or put away.
+
+What may be found, and what becomes of it:
+
+* nothing: an empty partial folder is made
+* a partial folder of this boot: its journal is believed, after a look that each file is there at its size
+* a partial folder of another boot, or with files missing: what the journal claims is hashed again
+* a final folder without a record, from a kill between rename and record: renamed back, nothing is lost
+* a final folder that fails its check: put away; files of it that still match the manifest are kept
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from llm_prefetch.commit import set_aside
+from llm_prefetch.digest import hash_range
+from llm_prefetch.journal import Journal, read_journal, renew
+from llm_prefetch.manifest import CHUNK_BYTES, Listing, Manifest, chunk_count
+from llm_prefetch.record import read_record
+from llm_prefetch.resolve import Source
+from llm_prefetch.store import NodeStore, boot_id
+
+
+def prepare_partial(store: NodeStore, source: Source) -> Journal:
+    """Make `partial/<key>/tree` ready for a transfer and return its journal, not yet open.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    partial = store.partial(source.key)
+    tree = partial / "tree"
+    partial.mkdir(exist_ok=True)
+    journal = read_journal(partial / "journal")
+    aside = _take_back(store, source, journal, tree)
+    if not tree.is_dir():
+        journal.path.unlink(missing_ok=True)
+        journal = Journal(journal.path)
+        tree.mkdir()
+    if journal.done and (journal.boot != boot_id() or not _files_in_place(source, journal, tree)):
+        journal = renew(
+            journal, tree, [file.path for file in source.content.files], _chunk_bytes(source.content)
+        )
+    if aside is not None:
+        if isinstance(source.content, Manifest):
+            _keep_good_files(source.content, aside, tree, journal)
+        shutil.rmtree(aside, ignore_errors=True)
+    return journal
+
+
+def seal_listing(listing: Listing, journal: Journal) -> Manifest:
+    """The manifest of a listing whose chunks are all in the journal.
+
+    Raises:
+        KeyError: a chunk is missing.
+    """
+    return listing.seal(
+        [
+            [journal.done[number, index] for index in range(chunk_count(file.size))]
+            for number, file in enumerate(listing.files)
+        ]
+    )
+
+
+def _take_back(store: NodeStore, source: Source, journal: Journal, tree: Path) -> Path | None:
+    """Deal with a final folder that does not count; returns where it was put if it may hold good files."""
+    name = source.artifact.name
+    try:
+        content = source.content
+        version = content.version if isinstance(content, Manifest) else seal_listing(content, journal).version
+    except KeyError:
+        return None  # a listing that was never complete has no final folder
+    final = store.artifact(name, version)
+    if not final.is_dir() or (isinstance(source.content, Listing) and read_record(store, name, version)):
+        return None
+    if read_record(store, name, version) is None and journal.done and not tree.exists():
+        final.rename(tree)
+        return None
+    return set_aside(store, name, version)
+
+
+def _files_in_place(source: Source, journal: Journal, tree: Path) -> bool:
+    """Whether every file that the journal speaks of is there at its full size."""
+    for number in {file for file, _ in journal.done}:
+        if number >= len(source.content.files):
+            return False
+        entry = source.content.files[number]
+        path = tree / entry.path
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != entry.size:
+            return False
+    return True
+
+
+def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journal) -> None:
+    """Move files of which every chunk is right into the new tree; a file with a wrong chunk is fetched anew.
+
+    Whole files only: a replica may have the file mapped, so it must never be written to.
+    """
+    journal.open()
+    try:
+        for number, file in enumerate(manifest.files):
+            old, new = aside / file.path, tree / file.path
+            if old.is_symlink() or not old.is_file() or new.exists() or old.stat().st_size != file.size:
+                continue
+            starts = range(0, file.size, manifest.chunk_bytes)
+            if any(
+                hash_range(old, start, manifest.chunk_bytes) != digest
+                for start, digest in zip(starts, file.chunks, strict=True)
+            ):
+                continue
+            new.parent.mkdir(parents=True, exist_ok=True)
+            old.rename(new)
+            for index, digest in enumerate(file.chunks):
+                journal.enter(number, index, digest)
+    finally:
+        journal.close()
+
+
+def _chunk_bytes(content: Manifest | Listing) -> int:
+    return content.chunk_bytes if isinstance(content, Manifest) else CHUNK_BYTES

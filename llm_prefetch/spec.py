@@ -1,0 +1,201 @@
+"""SPEC: what a deployment launches with, where it comes from and on which nodes it must lie.
+
+The Pydantic models here are the edge of the program: YAML files, `prefect deploy` parameters and JSON all
+enter through them. The constraints sit in the JSON schema (pattern, enum, minimum), because Prefect rejects
+a bad parameter at submission only when the schema says so.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from llm_prefetch.errors import SpecError
+from llm_prefetch.paths import NAME_PATTERN
+
+Kind = Literal["model", "compile-cache", "adapter", "plugin", "files"]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+_URI_PATTERN = r"^[a-z][a-z0-9+.-]*://.+"
+_BYTES = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]i?)?B/s$")
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Artifact(_Strict):
+    """A named set of files at one origin."""
+
+    name: Name = Field(
+        description="Name of the artifact; the last part of the engine path.", examples=["weights"]
+    )
+    kind: Kind = Field(default="model", description="What the files are for.")
+    uri: str = Field(
+        pattern=_URI_PATTERN,
+        description="Where the bytes come from: a prefix such as s3://bucket/models/llama-3-8b or file:///mnt/models/x.",
+    )
+    version: str | None = Field(
+        default=None,
+        pattern=r"^b3-[0-9a-f]{64}$",
+        description="Pin: stage exactly this version (b3-...) or fail. Empty: what the origin holds now.",
+    )
+    include: list[str] = Field(
+        default=[], description="Only paths that match one of these patterns. Empty: all."
+    )
+    exclude: list[str] = Field(default=[], description="Leave out paths that match one of these patterns.")
+
+
+class NodeSelector(_Strict):
+    """Which Ray nodes to stage on; a node must satisfy everything that is given."""
+
+    labels: dict[str, str] = Field(default={}, description="Ray node labels that must be equal.")
+    resources: dict[str, float] = Field(
+        default={}, description="Resources a node must have at least, e.g. GPU: 1."
+    )
+    ids: list[str] = Field(default=[], description="Ray node ids, IP addresses or host names. Empty: any.")
+
+
+class Policy(_Strict):
+    """How to stage, and when a run counts as done."""
+
+    bandwidth: str | None = Field(
+        default=None,
+        pattern=_BYTES.pattern,
+        description="Most bytes per second on one node, such as 2GB/s or 500MB/s.",
+    )
+    min_ready: str = Field(
+        default="all",
+        pattern=r"^(all|[1-9]\d*|(100|[1-9]?\d)%)$",
+        description="Nodes that must be ready for success: all, a number, or a percentage such as 80%.",
+    )
+
+    @field_validator("min_ready", mode="before")
+    @classmethod
+    def _number_as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The bandwidth cap of one node in bytes per second; `None` without one."""
+        if self.bandwidth is None:
+            return None
+        number, unit = _BYTES.fullmatch(self.bandwidth).groups()  # type: ignore[union-attr]  # the schema checked it
+        return float(number) * _UNITS[unit or ""]
+
+    def needed(self, nodes: int) -> int:
+        """How many of `nodes` nodes must be ready."""
+        if self.min_ready == "all":
+            return nodes
+        if self.min_ready.endswith("%"):
+            return -(-nodes * int(self.min_ready[:-1]) // 100)
+        return int(self.min_ready)
+
+
+class Spec(_Strict):
+    """One deployment: the artifacts it launches with, the nodes that need them and the policy."""
+
+    deployment: Name = Field(
+        description="Name of the deployment: its replicas read <root>/live/<deployment>.",
+        examples=["llama-3-8b"],
+    )
+    artifacts: list[Artifact] = Field(min_length=1, description="What a replica needs on its node.")
+    nodes: NodeSelector = Field(
+        default=NodeSelector(), description="Which Ray nodes; empty means every node."
+    )
+    policy: Policy = Field(default=Policy(), description="Bandwidth and what counts as success.")
+
+    @field_validator("artifacts")
+    @classmethod
+    def _unique_names(cls, artifacts: list[Artifact]) -> list[Artifact]:
+        seen: set[str] = set()
+        for artifact in artifacts:
+            if artifact.name in seen:
+                raise ValueError(f"two artifacts are named {artifact.name!r}; give each its own name")
+            seen.add(artifact.name)
+        return artifacts
+
+
+def load_spec(source: str) -> Spec:
+    """Read a SPEC from a YAML (or JSON) file, or from standard input when `source` is `-`.
+
+    Raises:
+        SpecError: the file cannot be read, is not YAML, or does not fit the schema.
+    """
+    where = "standard input" if source == "-" else source
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise SpecError(
+            f"cannot read the spec: {reason}", where=where, hint="name a YAML file, or - for stdin"
+        ) from error
+    try:
+        data = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 (a SafeLoader that also refuses duplicate keys)
+    except yaml.YAMLError as error:
+        raise SpecError(
+            f"the spec is not YAML: {_one_line(error)}", where=where, hint="mend the line it names"
+        ) from error
+    return parse_spec(data, where)
+
+
+def parse_spec(data: object, where: str) -> Spec:
+    """Check `data` against the schema.
+
+    Raises:
+        SpecError: naming the first field that does not fit.
+    """
+    if not isinstance(data, dict):
+        raise SpecError(
+            "the spec is not a mapping", where=where, hint="it needs 'deployment:' and 'artifacts:'"
+        )
+    try:
+        return Spec.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(explain(error), where=where, hint="see docs/reference/spec.md") from error
+
+
+def explain(error: ValidationError) -> str:
+    """One line out of a Pydantic error: the field and what is wrong with it, and how many more there are."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    given = first.get("input")
+    shown = f", given {given!r}" if isinstance(given, str | int | float) else ""
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return f"{field or 'spec'}: {first['msg'].removeprefix('Value error, ')}{shown}{more}"
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    return " ".join(str(error).split())
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML lets the second of two equal keys win silently; a spec must not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} occurs twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

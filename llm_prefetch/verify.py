@@ -1,0 +1,148 @@
+"""Verification: what lies on the node against what was committed, and against what is wanted.
+
+The quick check reads the commit record and stats every file; it is what a replica waits for. The full check
+reads every byte and compares it with the manifest, and the manifest with the version.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_prefetch.commit import seal
+from llm_prefetch.digest import hash_range
+from llm_prefetch.errors import PrefetchError
+from llm_prefetch.manifest import Manifest, parse_manifest
+from llm_prefetch.progress import NoProgress, Progress
+from llm_prefetch.record import (
+    CommitRecord,
+    Finding,
+    Verdict,
+    check_record,
+    make_record,
+    read_record,
+    write_record,
+)
+from llm_prefetch.store import NodeStore, boot_id
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The answer for one version of one artifact."""
+
+    name: str
+    version: str
+    verdict: Verdict
+    reason: str
+    files: int
+    bytes: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine may start on it."""
+        return self.verdict is Verdict.HIT
+
+
+def quick_check(store: NodeStore, name: str, version: str) -> Check:
+    """One `lstat` for each file and folder; no content is read."""
+    return _check(store, name, version, check_record(store, name, version))
+
+
+def full_check(store: NodeStore, name: str, version: str, progress: Progress | None = None) -> Check:
+    """Read and hash every byte. A version that passes is sealed again, whatever touched its times.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    progress = progress or NoProgress()
+    record = read_record(store, name, version)
+    if record is None:
+        return quick_check(store, name, version)
+    base = store.artifact(name, version)
+    try:
+        manifest = parse_manifest(
+            store.manifest(name, version).read_bytes(), str(store.manifest(name, version))
+        )
+    except (OSError, PrefetchError) as error:
+        return _check(store, name, version, Finding(Verdict.CORRUPT, f"its manifest cannot be read: {error}"))
+    if manifest.version != version:
+        return _check(
+            store, name, version, Finding(Verdict.CORRUPT, f"its manifest is that of {manifest.version}")
+        )
+    finding = _compare_tree(base, manifest)
+    if finding.verdict is Verdict.HIT:
+        progress.start(f"verify {name}", manifest.total_bytes)
+        finding = _compare_bytes(base, manifest, progress)
+    if finding.verdict is Verdict.HIT:
+        _renew(store, record, manifest)
+    return _check(store, name, version, finding)
+
+
+def _check(store: NodeStore, name: str, version: str, finding: Finding) -> Check:
+    record = read_record(store, name, version) if finding.verdict is not Verdict.MISSING else None
+    files, size = (len(record.files), record.bytes) if record else (0, 0)
+    return Check(name, version, finding.verdict, finding.reason, files, size)
+
+
+def _compare_tree(base: Path, manifest: Manifest) -> Finding:
+    """Every file of the manifest is there at its size, and nothing else is."""
+    wanted = {file.path: file.size for file in manifest.files}
+    found: dict[str, int] = {}
+    for folder, folders, names in os.walk(base):
+        for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
+            path = Path(folder, name)
+            inside = path.relative_to(base).as_posix()
+            if path.is_symlink() or not path.is_file():
+                return Finding(Verdict.CORRUPT, f"{inside!r} is not a regular file")
+            found[inside] = path.stat().st_size
+    for name, size in wanted.items():
+        if name not in found:
+            return Finding(Verdict.PARTIAL, f"{name!r} is gone")
+        if found[name] != size:
+            return Finding(Verdict.PARTIAL, f"{name!r} has {found[name]} bytes, not {size}")
+    extra = sorted(set(found) - set(wanted))
+    return Finding(Verdict.CORRUPT, f"{extra[0]!r} does not belong to it") if extra else Finding(Verdict.HIT)
+
+
+def _compare_bytes(base: Path, manifest: Manifest, progress: Progress) -> Finding:
+    jobs = [
+        (base / file.path, file.path, index, digest)
+        for file in manifest.files
+        for index, digest in enumerate(file.chunks)
+    ]
+
+    def check(job: tuple[Path, str, int, str]) -> str:
+        path, name, index, digest = job
+        start = index * manifest.chunk_bytes
+        return (
+            ""
+            if hash_range(path, start, manifest.chunk_bytes, progress.advance) == digest
+            else f"{name!r} from byte {start}"
+        )
+
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="verify") as pool:
+        bad = [wrong for wrong in pool.map(check, jobs) if wrong]
+    if not bad:
+        return Finding(Verdict.HIT)
+    more = f" (and {len(bad) - 1} more chunks)" if len(bad) > 1 else ""
+    return Finding(Verdict.CORRUPT, f"{bad[0]} is not what the manifest says{more}")
+
+
+def _renew(store: NodeStore, record: CommitRecord, manifest: Manifest) -> None:
+    """Take the proven state as the committed one, if something touched it or a reboot put it in doubt."""
+    proven = make_record(
+        store, record.name, manifest, uri=record.uri, listing=record.listing, boot=record.boot
+    )
+    if proven == record and record.boot in ("", boot_id()):
+        return
+    proven = replace(proven, boot=boot_id())
+    write_record(store, proven)
+    seal(store, proven)
+
+
+def worst(checks: Sequence[Check]) -> Verdict:
+    """The verdict that decides: the first that is not `HIT`."""
+    return next((check.verdict for check in checks if not check.ready), Verdict.HIT)
