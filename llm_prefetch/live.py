@@ -133,9 +133,16 @@ def switch(
 
 
 def rollback(
-    store: NodeStore, deployment: str, *, to: str | None = None, seconds: float | None = None
+    store: NodeStore,
+    deployment: str,
+    *,
+    to: str | None = None,
+    seconds: float | None = None,
+    dry_run: bool = False,
 ) -> Bundle:
     """Switch back to the generation before the live one, or to the bundle named `to` (a prefix is enough).
+
+    `dry_run` checks everything and switches nothing.
 
     Raises:
         SpecError: there is no such deployment or bundle.
@@ -160,7 +167,8 @@ def rollback(
                 where=bundle.id,
                 hint="stage that version again by its `version:` pin",
             )
-    switch(store, deployment, bundle, why="rollback", seconds=seconds)
+    if not dry_run:
+        switch(store, deployment, bundle, why="rollback", seconds=seconds)
     return bundle
 
 

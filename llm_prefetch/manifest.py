@@ -138,7 +138,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         chunk_bytes = body["chunk_bytes"]
         if type(chunk_bytes) is not int or chunk_bytes < 1:
             raise _bad("chunk_bytes is not a positive number", where)
-        files = tuple(_entry(*row, chunk_bytes, where) for row in body["files"])
+        files = tuple(_entry(path, size, chunks, chunk_bytes, where) for path, size, chunks in body["files"])
         identity = body.get("identity", {})
     except ManifestError:
         raise

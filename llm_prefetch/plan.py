@@ -9,6 +9,7 @@ from llm_prefetch.errors import NoSpaceError
 from llm_prefetch.journal import read_journal
 from llm_prefetch.manifest import CHUNK_BYTES, Manifest
 from llm_prefetch.record import CommitRecord, Verdict, check_record, records
+from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source
 from llm_prefetch.store import NodeStore
 
@@ -28,6 +29,27 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """A plan in numbers, small enough to send and print; sizes in bytes."""
+
+    name: str
+    uri: str
+    version: str
+    """Empty when the origin has no manifest: the digests are computed while staging."""
+    committed: bool
+    files: int
+    total_bytes: int
+    fetch_bytes: int
+    reuse_bytes: int
+    free_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the bytes to fetch fit on the disk."""
+        return self.fetch_bytes <= self.free_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What staging one artifact on this node means."""
 
@@ -44,6 +66,23 @@ class Plan:
     def fetch_bytes(self) -> int:
         """Bytes to read from the origin."""
         return self.total_bytes - self.reuse_bytes
+
+    @property
+    def summary(self) -> PlanSummary:
+        """The plan in numbers."""
+        content, artifact = self.source.content, self.source.artifact
+        version = content.version if isinstance(content, Manifest) else ""
+        return PlanSummary(
+            name=artifact.name,
+            uri=redact(artifact.uri),
+            version=self.committed.version if self.committed else version,
+            committed=self.committed is not None,
+            files=len(content.files),
+            total_bytes=self.total_bytes,
+            fetch_bytes=self.fetch_bytes,
+            reuse_bytes=self.reuse_bytes,
+            free_bytes=self.free_bytes,
+        )
 
 
 def make_plan(store: NodeStore, source: Source) -> Plan:

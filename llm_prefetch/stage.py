@@ -18,7 +18,7 @@ from llm_prefetch.errors import DigestError, NotReadyError, PrefetchError, disk_
 from llm_prefetch.journal import Journal
 from llm_prefetch.ledger import Trace
 from llm_prefetch.live import Member, make_bundle, switch
-from llm_prefetch.manifest import Listing, Manifest
+from llm_prefetch.manifest import Listing, Manifest, parse_manifest
 from llm_prefetch.plan import Plan, check_space, find_committed, make_plan
 from llm_prefetch.progress import NoProgress, Progress
 from llm_prefetch.record import CommitRecord, Verdict, check_record, read_record, records, write_record
@@ -138,6 +138,22 @@ def stage(
             steps=trace.steps,
         )
     return StageReport(spec.deployment, bundle.id, switched, tuple(reports), trace.seconds)
+
+
+def committed_manifests(store: NodeStore, report: StageReport) -> dict[str, Manifest]:
+    """The manifests of what `report` says was staged, by artifact name.
+
+    Raises:
+        PrefetchError: one of them is damaged.
+    """
+    found = {}
+    for artifact in report.artifacts:
+        path = store.manifest(artifact.name, artifact.version)
+        try:
+            found[artifact.name] = parse_manifest(path.read_bytes(), str(path))
+        except OSError as error:
+            raise disk_error(error, str(path)) from error
+    return found
 
 
 def _stage_artifact(
