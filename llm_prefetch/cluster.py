@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from llm_prefetch.errors import ClusterError, PrefetchError
+from llm_prefetch.errors import ClusterError, NotReadyError, PrefetchError
 from llm_prefetch.manifest import Manifest
 from llm_prefetch.plan import PlanSummary
 from llm_prefetch.progress import CountingProgress, Snapshot
@@ -88,6 +88,20 @@ class ClusterReport:
     def first_error(self) -> PrefetchError | None:
         """The error of the first node that failed."""
         return next((node.error for node in self.nodes if node.error is not None), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each node, as tables show it; bytes and seconds."""
+        return [
+            {
+                "node": node.node.address,
+                "verdict": str(node.verdict),
+                "fetched_bytes": node.report.fetched_bytes if node.report else 0,
+                "reused_bytes": node.report.reused_bytes if node.report else 0,
+                "seconds": round(node.report.seconds, 2) if node.report else None,
+                "error": str(node.error or ""),
+            }
+            for node in self.nodes
+        ]
 
 
 class Running(Protocol):
@@ -169,6 +183,21 @@ def stage_cluster(
     running = [start(node, manifests) for node in waiting]
     reports += [run.result() for run in running]
     return ClusterReport(tuple(reports), spec.policy.needed(len(nodes)))
+
+
+def require_ready(report: ClusterReport) -> None:
+    """Pass if enough nodes are ready.
+
+    Raises:
+        PrefetchError: the first node's error, with the count before it; or `NotReadyError`.
+    """
+    if report.ready:
+        return
+    count = f"{report.ready_nodes} of {len(report.nodes)} nodes are ready, {report.needed} are needed"
+    error = report.first_error
+    if error is None:
+        raise NotReadyError(count, hint="see the verdicts of the nodes")
+    raise type(error)(f"{count}; {error.message}", where=error.where, hint=error.hint) from error
 
 
 def stage_node(

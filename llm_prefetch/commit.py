@@ -52,6 +52,7 @@ def commit(
     for file in manifest.files:
         found = os.lstat(final / file.path)
         if not stat.S_ISREG(found.st_mode) or (found.st_ino, found.st_size) != (inodes[file.path], file.size):
+            (partial / "journal").unlink(missing_ok=True)  # it does not speak of these files
             raise DiskError(
                 f"{file.path!r} is not the file that was staged",
                 where=str(final),
@@ -82,10 +83,9 @@ def seal(store: NodeStore, record: CommitRecord) -> CommitRecord:
     for folder in (base.parent, base.parent.parent):
         sync_folder(folder)
     mark("seal")
-    current = read_record(store, record.name, record.version)
-    if current is None:
-        return record  # set aside meanwhile
-    sealed = replace(current, boot="")
+    if read_record(store, record.name, record.version) != record:
+        return record  # set aside or committed anew meanwhile: what was synced is not what it speaks of
+    sealed = replace(record, boot="")
     write_record(store, sealed)
     return sealed
 

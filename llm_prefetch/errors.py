@@ -202,4 +202,8 @@ def disk_error(error: OSError, where: str) -> DiskError:
             where=where,
             hint="give this user write access to the store's root",
         )
-    return DiskError(f"the disk answered: {error.strerror or error}", where=where)
+    return DiskError(
+        f"the disk answered: {error.strerror or error}",
+        where=where,
+        hint="check the path and the disk, then run the same again",
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,24 +30,33 @@ class Journal:
     whole_bytes: int = 0
     """Length of the file up to its last whole entry; 0 when it has no header yet."""
     _fd: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def open(self) -> None:
         """Begin to append after the last whole entry; writes the header of a new journal."""
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._fd, self.whole_bytes)
         if not self.whole_bytes:
-            _write(self._fd, self.boot.encode() + b"\n")
+            self._append(self.boot.encode() + b"\n")
 
     def enter(self, file: int, chunk: int, digest: str) -> None:
         """Note that a chunk is on the disk; may be called from several threads."""
-        self.done[file, chunk] = digest
-        _write(self._fd, _ENTRY.pack(file, chunk, bytes.fromhex(digest)))
+        with self._lock:
+            self._append(_ENTRY.pack(file, chunk, bytes.fromhex(digest)))
+            self.done[file, chunk] = digest
 
     def close(self) -> None:
         """Stop appending."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+    def _append(self, data: bytes) -> None:
+        """All of `data` or nothing: what comes after a torn entry would be read out of step."""
+        if os.write(self._fd, data) != len(data):
+            os.ftruncate(self._fd, self.whole_bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.whole_bytes += len(data)
 
 
 def read_journal(path: Path) -> Journal:
@@ -78,11 +88,6 @@ def renew(journal: Journal, tree: Path, paths: list[str], chunk_bytes: int) -> J
     fresh.path.replace(journal.path)
     fresh.path = journal.path
     return fresh
-
-
-def _write(fd: int, data: bytes) -> None:
-    if os.write(fd, data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _on_disk(path: Path, start: int, length: int) -> str:

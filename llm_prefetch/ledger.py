@@ -60,9 +60,11 @@ def append(store: NodeStore, kind: str, **facts: Any) -> None:  # noqa: ANN401 (
     line = json.dumps(row, separators=(",", ":"), default=str) + "\n"
     try:
         # One write to a descriptor in append mode: rows of several processes never mix.
-        fd = os.open(store.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(store.ledger, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(fd, line.encode())
+            size = os.fstat(fd).st_size
+            torn = size and os.pread(fd, 1, size - 1) != b"\n"  # a row that the disk had no space for
+            os.write(fd, (f"\n{line}" if torn else line).encode())
         finally:
             os.close(fd)
     except OSError as error:

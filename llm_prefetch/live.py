@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,26 +69,40 @@ def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
     body = {"members": [asdict(member) for member in ordered]}
     bundle = Bundle("bundle-" + blake3(canonical_json(body)).hexdigest(), ordered)
     folder = store.bundle(bundle.id)
-    if read_bundle(store, bundle.id) == bundle and folder.is_dir():
+    if read_bundle(store, bundle.id) == bundle and _links_right(folder, ordered):
         return bundle
     temporary = folder.with_name(f".{bundle.id}.{os.getpid()}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for member in ordered:
-            (temporary / member.name).symlink_to(f"../../artifacts/{member.name}/{member.version}")
+            (temporary / member.name).symlink_to(_link(member))
         sync_folder(temporary)
         write_file(_sidecar(store, bundle.id), canonical_json(body))
         try:
             temporary.rename(folder)
-        except OSError:  # another staging was faster; equal names hold equal links
-            if not folder.is_dir():
-                raise
-            shutil.rmtree(temporary)
+        except OSError:  # another staging was faster, or something is wrong with what is there
+            if _links_right(folder, ordered):
+                shutil.rmtree(temporary)
+            else:
+                folder.rename(store.root / "quarantine" / f"{bundle.id}-{time.time_ns()}")
+                temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
         raise disk_error(error, str(folder)) from error
     return bundle
+
+
+def _link(member: Member) -> str:
+    return f"../../artifacts/{member.name}/{member.version}"
+
+
+def _links_right(folder: Path, members: Sequence[Member]) -> bool:
+    """Whether each link of the bundle leads to its version; someone may have bent one."""
+    try:
+        return all((folder / member.name).readlink() == Path(_link(member)) for member in members)
+    except OSError:
+        return False
 
 
 def read_bundle(store: NodeStore, bundle: str) -> Bundle | None:
@@ -116,8 +131,8 @@ def switch(
         LockTimeoutError: replicas were still starting after `seconds` seconds.
         DiskError: the disk refused.
     """
-    before = current_bundle(store, deployment)
-    if before == bundle.id:
+    before, target = current_bundle(store, deployment), f"../bundles/{bundle.id}"
+    if before == bundle.id and store.live(deployment).readlink() == Path(target):
         return False
     patience = settings.SWITCH_SECONDS.get() if seconds is None else seconds
     with locked(
@@ -125,7 +140,7 @@ def switch(
     ):
         ledger.mark("switch")
         try:
-            write_link(store.live(deployment), f"../bundles/{bundle.id}")
+            write_link(store.live(deployment), target)
         except OSError as error:
             raise disk_error(error, str(store.live(deployment))) from error
     ledger.append(store, "switch", deployment=deployment, bundle=bundle.id, before=before, why=why)
@@ -168,7 +183,8 @@ def rollback(
                 hint="stage that version again by its `version:` pin",
             )
     if not dry_run:
-        switch(store, deployment, bundle, why="rollback", seconds=seconds)
+        bundle = make_bundle(store, bundle.members)  # mends its links
+    switch(store, deployment, bundle, why="rollback", seconds=seconds)
     return bundle
 
 

@@ -167,6 +167,10 @@ def _check(manifest: Manifest, where: str) -> None:
     check_paths((file.path for file in manifest.files), where)
     if list(manifest.files) != sorted(manifest.files, key=lambda file: file.path):
         raise _bad("its files are not sorted by path", where)
+    try:
+        manifest.version  # noqa: B018 (computed once and kept; Python's JSON reads NaN and half surrogates, which have none)
+    except ValueError as error:
+        raise _bad("its identity is not plain JSON", where) from error
 
 
 def _bad(reason: str, where: str, hint: str = "publish the artifact again") -> ManifestError:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 
 from llm_prefetch.errors import UnsafePathError
@@ -83,11 +84,16 @@ def open_beneath(root_fd: int, path: str, flags: int) -> int:
     parent, _, name = path.rpartition("/")
     folder_fd = _open_folders(root_fd, parent)
     try:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder_fd)
+        # Not blocking, or a pipe in the way would hold us for ever.
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644, dir_fd=folder_fd)
     except OSError as error:
         raise _as_unsafe(error, path) from error
     finally:
         os.close(folder_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _in_the_way(path)
+    return fd
 
 
 def _why_unsafe(path: str) -> str:
@@ -130,10 +136,14 @@ def _open_folders(root_fd: int, parent: str) -> int:
 
 def _as_unsafe(error: OSError, path: str) -> Exception:
     """`O_NOFOLLOW` answers ELOOP for a link to a file and ENOTDIR for a link (or a file) in place of a folder."""
-    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EMLINK):
-        return UnsafePathError(
-            f"something else is in the way of {path!r}",
-            where="a symbolic link or a file in the store's partial/ folder",
-            hint="remove that partial folder and stage again",
-        )
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EMLINK, errno.ENXIO):
+        return _in_the_way(path)
     return error
+
+
+def _in_the_way(path: str) -> UnsafePathError:
+    return UnsafePathError(
+        f"something else is in the way of {path!r}",
+        where="a symbolic link or a file in the store's partial/ folder",
+        hint="remove that partial folder and stage again",
+    )

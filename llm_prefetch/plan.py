@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llm_prefetch.errors import NoSpaceError
@@ -98,7 +99,7 @@ def make_plan(store: NodeStore, source: Source) -> Plan:
     if committed is not None:
         return Plan(source, committed, (), committed.bytes, committed.bytes, free_bytes)
     done = read_journal(store.partial(source.key) / "journal").done
-    chunks = tuple(chunk for chunk in all_chunks(source) if (chunk.file, chunk.index) not in done)
+    chunks = tuple(chunk for chunk in all_chunks(source) if not _is_done(chunk, done))
     fetch_bytes = sum(chunk.length for chunk in chunks)
     return Plan(source, None, chunks, content.total_bytes, content.total_bytes - fetch_bytes, free_bytes)
 
@@ -129,6 +130,11 @@ def all_chunks(source: Source) -> list[Chunk]:
         for number, (size, known) in enumerate(zip(sizes, digests, strict=True))
         for index, start in enumerate(range(0, size, chunk_bytes))
     ]
+
+
+def _is_done(chunk: Chunk, done: Mapping[tuple[int, int], str]) -> bool:
+    digest = done.get((chunk.file, chunk.index), "")
+    return digest == chunk.digest if chunk.digest else bool(digest)
 
 
 def check_space(store: NodeStore, plan: Plan) -> None:

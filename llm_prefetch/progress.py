@@ -87,3 +87,51 @@ class CountingProgress:
         with self._lock:
             seconds = 0.0 if self._since is None else self.clock() - self._since
             return Snapshot(self._label, self._total, self._done, seconds)
+
+
+class PercentOfNodes:
+    """Adds up the snapshots of many nodes and reports the percentage, seldom enough for a server to bear.
+
+    A report is due when at least `seconds` have passed and it has changed by at least `percent` points; reaching
+    100 is always due. May be told from several threads.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[float, Snapshot], None],
+        *,
+        nodes: int,
+        seconds: float = 5.0,
+        percent: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`report` is told the percentage and the sum over the nodes."""
+        self._report, self._nodes = report, nodes
+        self._seconds, self._percent, self._clock = seconds, percent, clock
+        self._lock = threading.Lock()
+        self._snapshots: dict[str, Snapshot] = {}
+        self._last_at, self._last_percent = clock(), 0.0
+
+    def update(self, node: str, snapshot: Snapshot) -> None:
+        """A node is now as far as `snapshot` says."""
+        with self._lock:
+            self._snapshots[node] = snapshot
+            total = self._sum()
+            # Nodes that have not reported yet are taken to be as large as those that have.
+            expected = total.total_bytes * self._nodes / len(self._snapshots)
+            now, percent = self._clock(), 100.0 * total.done_bytes / expected if expected else 0.0
+            moved = percent - self._last_percent
+            due = moved >= self._percent and now - self._last_at >= self._seconds
+            if not (due or (percent >= 100.0 and moved > 0)):  # noqa: PLR2004 (percent)
+                return
+            self._last_at, self._last_percent = now, percent
+        self._report(min(percent, 100.0), total)
+
+    def _sum(self) -> Snapshot:
+        snapshots = self._snapshots.values()
+        return Snapshot(
+            f"{len(snapshots)} nodes",
+            sum(snapshot.total_bytes for snapshot in snapshots),
+            sum(snapshot.done_bytes for snapshot in snapshots),
+            max(snapshot.seconds for snapshot in snapshots),
+        )

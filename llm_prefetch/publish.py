@@ -15,7 +15,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from llm_prefetch import manifest as manifests
-from llm_prefetch.errors import OriginChangedError, UsageError
+from llm_prefetch.errors import (
+    DiskError,
+    DiskPermissionError,
+    OriginChangedError,
+    PrefetchError,
+    UsageError,
+)
 from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
 from llm_prefetch.origins import Origin, open_origin
 from llm_prefetch.paths import check_paths
@@ -46,8 +52,11 @@ def publish(
     """
     progress = progress or NoProgress()
     origin = open_origin(uri)
-    paths = _files(source)
-    sizes = {path: (source / path).stat().st_size for path in paths}
+    try:
+        paths = _files(source)
+        sizes = {path: (source / path).stat().st_size for path in paths}
+    except OSError as error:
+        raise _unreadable(error, source) from error
     progress.start("publish", sum(sizes.values()))
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="publish") as pool:
         entries = list(
@@ -68,9 +77,10 @@ def _files(source: Path) -> list[str]:
             "no such folder", where=str(source), hint="name the folder that holds the model's files"
         )
     paths = []
-    for folder, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if name != manifests.FOLDER]
-        for name in names:
+    for folder, folders, names in os.walk(source, onerror=_raise):
+        if Path(folder) == source and manifests.FOLDER in folders:
+            folders.remove(manifests.FOLDER)
+        for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             path = Path(folder, name)
             inside = path.relative_to(source).as_posix()
             if not path.is_file():
@@ -84,10 +94,27 @@ def _files(source: Path) -> list[str]:
     return sorted(paths)
 
 
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _unreadable(error: OSError, source: Path) -> PrefetchError:
+    kind = DiskPermissionError if isinstance(error, PermissionError) else DiskError
+    return kind(
+        f"cannot read {str(error.filename)!r}: {error.strerror}",
+        where=str(source),
+        hint="make it readable for this user, then publish again",
+    )
+
+
 def _upload(
     source: Path, path: str, size: int, origin: Origin, progress: Progress, *, dry_run: bool
 ) -> FileEntry:
-    with (source / path).open("rb", buffering=0) as file:
+    try:
+        opened = (source / path).open("rb", buffering=0)
+    except OSError as error:
+        raise _unreadable(error, source) from error
+    with opened as file:
         hashing = _Hashing(file, progress)
         if dry_run:
             while hashing.read(2**20):
@@ -106,6 +133,7 @@ class _Hashing(io.RawIOBase):
 
     def __init__(self, file: io.FileIO, progress: Progress) -> None:
         self._file, self._progress = file, progress
+        self.bytes = 0
         self._restart()
 
     def readable(self) -> bool:
@@ -135,6 +163,7 @@ class _Hashing(io.RawIOBase):
         return (*self._done, *tail)
 
     def _restart(self) -> None:
+        self._progress.advance(-self.bytes)
         self._done: list[str] = []
         self._hasher, self._in_chunk, self.bytes = blake3(), 0, 0
 

@@ -157,6 +157,8 @@ def _compare(record: CommitRecord, base: Path) -> Finding:
             found = os.lstat(prefix + path)
         except OSError as error:
             return Finding(Verdict.PARTIAL, f"folder {path!r} cannot be found: {error.strerror}")
+        if not stat.S_ISDIR(found.st_mode):
+            return Finding(Verdict.CORRUPT, f"{path!r} is not a folder any more")
         if found.st_mtime_ns != mtime:
             touched = (
                 touched

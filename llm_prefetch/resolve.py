@@ -37,18 +37,17 @@ def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
     """
     origin = open_origin(artifact.uri)
     if pinned is not None:
-        return Source(artifact, origin, pinned)
-    if origin.stat(manifests.PATH) is not None:
+        content: Manifest | Listing = pinned
+    elif origin.stat(manifests.PATH) is not None:
         data = origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES)
         published = manifests.parse_manifest(data, f"{artifact.uri.rstrip('/')}/{manifests.PATH}")
-        content: Manifest | Listing = published.select(
-            _chosen(artifact, (file.path for file in published.files))
-        )
+        content = published.select(_chosen(artifact, (file.path for file in published.files)))
     else:
         content = _list(artifact, origin)
     if artifact.version and isinstance(content, Manifest) and content.version != artifact.version:
+        what = "the run" if pinned is not None else "the origin"
         raise ManifestError(
-            f"the origin holds {content.version}, the spec pins {artifact.version}",
+            f"{what} holds {content.version}, the spec pins {artifact.version}",
             where=artifact.uri,
             hint="pin the published version, or publish the pinned one again",
         )

@@ -11,13 +11,17 @@ What may be found, and what becomes of it:
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from llm_prefetch.commit import set_aside
 from llm_prefetch.digest import hash_range
+from llm_prefetch.errors import UnsafePathError
 from llm_prefetch.journal import Journal, read_journal, renew
 from llm_prefetch.manifest import CHUNK_BYTES, Listing, Manifest, chunk_count
+from llm_prefetch.paths import parents
 from llm_prefetch.record import read_record
 from llm_prefetch.resolve import Source
 from llm_prefetch.store import NodeStore, boot_id
@@ -32,12 +36,17 @@ def prepare_partial(store: NodeStore, source: Source) -> Journal:
     partial = store.partial(source.key)
     tree = partial / "tree"
     partial.mkdir(exist_ok=True)
+    if partial.is_symlink() or tree.is_symlink():
+        raise UnsafePathError(
+            "a symbolic link is in the way of the staging", where=str(tree), hint="remove it and stage again"
+        )
     journal = read_journal(partial / "journal")
     aside = _take_back(store, source, journal, tree)
     if not tree.is_dir():
         journal.path.unlink(missing_ok=True)
         journal = Journal(journal.path)
         tree.mkdir()
+    _drop_strangers(tree, {file.path for file in source.content.files})
     if journal.done and (journal.boot != boot_id() or not _files_in_place(source, journal, tree)):
         journal = renew(
             journal, tree, [file.path for file in source.content.files], _chunk_bytes(source.content)
@@ -77,7 +86,25 @@ def _take_back(store: NodeStore, source: Source, journal: Journal, tree: Path) -
     if read_record(store, name, version) is None and journal.done and not tree.exists():
         final.rename(tree)
         return None
+    if not tree.exists():
+        # It speaks of the folder that is put away; after a kill half-way it must not vouch for that one.
+        journal.path.unlink(missing_ok=True)
     return set_aside(store, name, version)
+
+
+def _drop_strangers(tree: Path, wanted: AbstractSet[str]) -> None:
+    """Remove what does not belong to the artifact, or it would be committed with it."""
+    folders = {folder for path in wanted for folder in parents(path)}
+    for folder, below, names in os.walk(tree):
+        for name in [*names, *below]:
+            path = Path(folder, name)
+            inside = path.relative_to(tree).as_posix()
+            if inside in wanted or inside in folders:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _files_in_place(source: Source, journal: Journal, tree: Path) -> bool:
@@ -101,7 +128,9 @@ def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journ
     try:
         for number, file in enumerate(manifest.files):
             old, new = aside / file.path, tree / file.path
-            if old.is_symlink() or not old.is_file() or new.exists() or old.stat().st_size != file.size:
+            if _leads_out(aside, old) or not old.is_file() or old.stat().st_size != file.size:
+                continue
+            if _leads_out(tree, new) or new.exists():
                 continue
             starts = range(0, file.size, manifest.chunk_bytes)
             if any(
@@ -115,6 +144,11 @@ def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journ
                 journal.enter(number, index, digest)
     finally:
         journal.close()
+
+
+def _leads_out(root: Path, path: Path) -> bool:
+    """Whether a symbolic link takes part in the way from `root` to `path`."""
+    return Path(os.path.realpath(path)) != Path(os.path.realpath(root)) / path.relative_to(root)
 
 
 def _chunk_bytes(content: Manifest | Listing) -> int:

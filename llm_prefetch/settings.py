@@ -60,6 +60,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _some_seconds(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise ValueError("not more than 0 seconds")
+    return value
+
+
 ROOT = Setting(
     "LLM_PREFETCH_ROOT",
     "~/.cache/llm-prefetch",
@@ -70,7 +77,7 @@ CONCURRENCY = Setting("LLM_PREFETCH_CONCURRENCY", "16", _positive_int, "Ranges i
 STALL_SECONDS = Setting(
     "LLM_PREFETCH_STALL_SECONDS",
     "30",
-    _seconds,
+    _some_seconds,
     "A range that delivers no byte for so long is given up and tried again.",
 )
 ATTEMPTS = Setting("LLM_PREFETCH_ATTEMPTS", "5", _positive_int, "Tries per range before a staging fails.")

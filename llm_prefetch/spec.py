@@ -91,6 +91,13 @@ class Policy(_Strict):
     def _number_as_text(cls, value: object) -> object:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
+    @field_validator("bandwidth")
+    @classmethod
+    def _some_bandwidth(cls, value: str | None) -> str | None:
+        if value is not None and not float(value.rstrip("KMGTiB/s ")):
+            raise ValueError("nothing would ever arrive; leave it out for no limit")
+        return value
+
     @property
     def bytes_per_second(self) -> float | None:
         """The bandwidth cap of one node in bytes per second; `None` without one."""
@@ -148,7 +155,7 @@ def load_spec(source: str) -> Spec:
         ) from error
     try:
         data = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 (a SafeLoader that also refuses duplicate keys)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         raise SpecError(
             f"the spec is not YAML: {_one_line(error)}", where=where, hint="mend the line it names"
         ) from error
@@ -182,7 +189,7 @@ def explain(error: ValidationError) -> str:
     return f"{field or 'spec'}: {first['msg'].removeprefix('Value error, ')}{shown}{more}"
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
@@ -192,8 +199,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=deep)
-            if isinstance(key, Hashable) and key in seen:
+            if not isinstance(key, Hashable):
+                continue  # the base class says so in its own words
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} occurs twice", key_node.start_mark
                 )

@@ -179,6 +179,7 @@ def _stage_artifact(
             record = find_committed(store, source) or _proven_again(source, store, progress)
             if record is None:
                 record, fetched = _fetch_and_commit(source, store, progress, throttle, stop, trace)
+    _check_pin(source, record.version)
     with trace.step("verify", artifact=name):
         check = quick_check(store, name, record.version)
     if not check.ready:
@@ -191,6 +192,15 @@ def _stage_artifact(
     return ArtifactReport(
         name, record.version, check.verdict, record.bytes, fetched, reused, time.monotonic() - begin
     )
+
+
+def _check_pin(source: Source, version: str) -> None:
+    if source.artifact.version not in (None, version):
+        raise DigestError(
+            f"the origin holds {version}, the spec pins {source.artifact.version}",
+            where=redact(source.artifact.uri),
+            hint="pin the version that is there, or put the pinned one back",
+        )
 
 
 def _proven_again(source: Source, store: NodeStore, progress: Progress) -> CommitRecord | None:
@@ -243,12 +253,7 @@ def _commit(source: Source, store: NodeStore, journal: Journal, inodes: Mapping[
     name, content = source.artifact.name, source.content
     listing = content.key if isinstance(content, Listing) else ""
     manifest = seal_listing(content, journal) if isinstance(content, Listing) else content
-    if source.artifact.version and manifest.version != source.artifact.version:
-        raise DigestError(
-            f"the origin holds {manifest.version}, the spec pins {source.artifact.version}",
-            where=source.artifact.uri,
-            hint="pin the version that is there, or put the pinned one back",
-        )
+    _check_pin(source, manifest.version)
     if listing and check_record(store, name, manifest.version).verdict is not Verdict.HIT:
         old = set_aside(store, name, manifest.version)
         if old is not None:
@@ -261,7 +266,7 @@ def _commit(source: Source, store: NodeStore, journal: Journal, inodes: Mapping[
         record = read_record(store, name, manifest.version)
         if record is None or check_record(store, name, manifest.version).verdict is not Verdict.HIT:
             raise
-    record = replace(record, listing=listing)
+    record = replace(record, listing=listing or record.listing)
     write_record(store, record)
     shutil.rmtree(store.partial(source.key), ignore_errors=True)
     return record

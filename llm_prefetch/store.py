@@ -90,7 +90,7 @@ def open_store(root: Path | None = None, *, create: bool = False) -> NodeStore:
         root = Path.cwd() / root
     layout = root / "LAYOUT"
     try:
-        found = layout.read_text("utf-8").strip()
+        found = layout.read_text("utf-8", errors="replace").strip()
     except FileNotFoundError:
         if not create:
             raise LayoutError(
@@ -144,7 +144,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 (whatever the file holds)
     """The JSON in `path`, or `None` when there is none or it does not parse."""
     try:
         return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
 
 

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,10 +80,11 @@ def transfer(
     with ThreadPoolExecutor(workers, thread_name_prefix="transfer") as pool:
         futures = [pool.submit(job.work) for _ in range(workers)]
         try:
-            for future in futures:
-                future.result()
+            wait(futures)
         finally:
             job.failed.set()
+    if job.error is not None:
+        raise job.error
     job.raise_if_stopped()
     return inodes
 
@@ -97,27 +99,29 @@ class _Job:
     queue: deque[Chunk] = field(init=False)
     files: _Files = field(init=False)
     failed: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    """The first failure: the others are often only its echo."""
+    _error_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.queue = deque(self.plan.chunks)
         self.files = _Files(self.plan)
 
     def work(self) -> None:
-        """Fetch chunks until none is left or another worker failed."""
-        reader = self.plan.source.origin.reader()
-        buffer = memoryview(bytearray(PIECE_BYTES))
+        """Fetch chunks until none is left or another worker failed; a failure is kept in `error`."""
         try:
-            while not self.failed.is_set() and not self.stop.is_set():
-                try:
-                    chunk = self.queue.popleft()
-                except IndexError:
-                    return
-                self._fetch_with_retries(reader, chunk, buffer)
-        except BaseException:
+            with closing(self.plan.source.origin.reader()) as reader:
+                buffer = memoryview(bytearray(PIECE_BYTES))
+                while not self.failed.is_set() and not self.stop.is_set():
+                    try:
+                        chunk = self.queue.popleft()
+                    except IndexError:
+                        return
+                    self._fetch_with_retries(reader, chunk, buffer)
+        except BaseException as error:  # noqa: BLE001 (raised again by `transfer`)
+            with self._error_lock:
+                self.error = self.error or error
             self.failed.set()
-            raise
-        finally:
-            reader.close()
 
     def raise_if_stopped(self) -> None:
         if self.stop.is_set():
@@ -136,7 +140,7 @@ class _Job:
                 reader.close()
                 # A digest may differ because a bit flipped on the way; an origin that lies does so again.
                 worth_it = error.retryable or (isinstance(error, DigestError) and attempt == 1)
-                if not worth_it or attempt == attempts or self.failed.is_set():
+                if not worth_it or attempt == attempts or self.failed.is_set() or self.stop.is_set():
                     raise
                 longest = min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**attempt)
                 self.stop.wait(random.uniform(longest / 2, longest))  # noqa: S311 (jitter, not a secret)
@@ -173,7 +177,7 @@ class _Job:
                 raise OriginUnavailableError(
                     "the staging was cancelled", hint="stage again: what is done is kept"
                 )
-            count = body.readinto(buffer)
+            count = body.readinto(buffer[: chunk.length - done])
             if not count:
                 raise OriginUnavailableError(f"{item.path!r} ended early", where=origin, hint="stage again")
             hasher.update(buffer[:count])
@@ -207,14 +211,7 @@ class _Files:
         root_fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for item in self.items:
-                fd = open_beneath(root_fd, item.path, os.O_WRONLY | os.O_CREAT)
-                try:
-                    found = os.fstat(fd)
-                    if found.st_size != item.size:
-                        os.ftruncate(fd, item.size)
-                    inodes[item.path] = found.st_ino
-                finally:
-                    os.close(fd)
+                inodes[item.path] = _prepare_file(root_fd, item)
         finally:
             os.close(root_fd)
         return inodes
@@ -240,6 +237,23 @@ class _Files:
                 self._open[file] = (fd, users - 1)
             else:
                 os.close(fd)
+
+
+def _prepare_file(root_fd: int, item: ObjectInfo) -> int:
+    """Make one file at its size and writable (a commit that was cut short has made it read-only); its inode."""
+    fd = open_beneath(root_fd, item.path, os.O_RDONLY | os.O_CREAT)
+    try:
+        found = os.fstat(fd)
+        os.fchmod(fd, 0o644)
+    finally:
+        os.close(fd)
+    if found.st_size != item.size:
+        fd = open_beneath(root_fd, item.path, os.O_WRONLY)
+        try:
+            os.ftruncate(fd, item.size)
+        finally:
+            os.close(fd)
+    return found.st_ino
 
 
 def _write_all(fd: int, piece: memoryview, offset: int) -> None:

@@ -75,9 +75,10 @@ def full_check(store: NodeStore, name: str, version: str, progress: Progress | N
     finding = _compare_tree(base, manifest)
     if finding.verdict is Verdict.HIT:
         progress.start(f"verify {name}", manifest.total_bytes)
+        before = _as_it_lies(store, record, manifest)
         finding = _compare_bytes(base, manifest, progress)
-    if finding.verdict is Verdict.HIT:
-        _renew(store, record, manifest)
+        if finding.verdict is Verdict.HIT:
+            finding = _renew(store, record, manifest, before)
     return _check(store, name, version, finding)
 
 
@@ -131,16 +132,23 @@ def _compare_bytes(base: Path, manifest: Manifest, progress: Progress) -> Findin
     return Finding(Verdict.CORRUPT, f"{bad[0]} is not what the manifest says{more}")
 
 
-def _renew(store: NodeStore, record: CommitRecord, manifest: Manifest) -> None:
-    """Take the proven state as the committed one, if something touched it or a reboot put it in doubt."""
-    proven = make_record(
-        store, record.name, manifest, uri=record.uri, listing=record.listing, boot=record.boot
-    )
-    if proven == record and record.boot in ("", boot_id()):
-        return
-    proven = replace(proven, boot=boot_id())
+def _as_it_lies(store: NodeStore, record: CommitRecord, manifest: Manifest) -> CommitRecord:
+    return make_record(store, record.name, manifest, uri=record.uri, listing=record.listing, boot=record.boot)
+
+
+def _renew(store: NodeStore, record: CommitRecord, manifest: Manifest, before: CommitRecord) -> Finding:
+    """Take the proven state as the committed one, if something touched it or a reboot put it in doubt.
+
+    `before` is from before the first byte was read: whatever changed since then was not proven.
+    """
+    if _as_it_lies(store, record, manifest) != before:
+        return Finding(Verdict.CORRUPT, "its files were changed while they were read")
+    if before == record and record.boot in ("", boot_id()):
+        return Finding(Verdict.HIT)
+    proven = replace(before, boot=boot_id())
     write_record(store, proven)
     seal(store, proven)
+    return Finding(Verdict.HIT)
 
 
 def worst(checks: Sequence[Check]) -> Verdict:

@@ -98,7 +98,15 @@ def _plan_cluster(spec: Spec, options: argparse.Namespace) -> int:
 
 
 def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
-    from llm_prefetch.cluster import Node, NodeReport, connected, select_nodes, stage_cluster, stage_node
+    from llm_prefetch.cluster import (
+        Node,
+        NodeReport,
+        connected,
+        require_ready,
+        select_nodes,
+        stage_cluster,
+        stage_node,
+    )
 
     root = options.root
     with connected(options.address), node_bars(quiet=options.json) as bars, _interruptible() as stop:
@@ -122,9 +130,8 @@ def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
             "", ("node", "verdict", "fetched", "reused", "seconds", "error"), map(_node_row, report.nodes)
         )
         say(f"{report.ready_nodes} of {len(report.nodes)} nodes are ready, {report.needed} are needed")
-    if report.ready:
-        return 0
-    return report.first_error.exit_code if report.first_error else 1
+    require_ready(report)
+    return 0
 
 
 _PLAN_COLUMNS = ("artifact", "version", "state", "files", "size", "fetch", "reuse", "free")

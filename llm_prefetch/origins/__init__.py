@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llm_prefetch.errors import UnsupportedOriginError
 from llm_prefetch.origins.base import ObjectInfo, Origin, RangeBody, RangeReader
+from llm_prefetch.redact import redact
 
 __all__ = ["ObjectInfo", "Origin", "RangeBody", "RangeReader", "check_scheme", "open_origin"]
 
@@ -37,16 +38,16 @@ def check_scheme(uri: str) -> str:
     scheme, separator, rest = uri.partition("://")
     if not separator or not rest:
         raise UnsupportedOriginError(
-            "not a URI", where=uri, hint="write file:///folder or s3://bucket/prefix"
+            "not a URI", where=redact(uri), hint="write file:///folder or s3://bucket/prefix"
         )
     if scheme in SPOKEN:
         return scheme
     if scheme in PLANNED:
         raise UnsupportedOriginError(
             f"{scheme}:// is not spoken yet",
-            where=uri,
+            where=redact(uri),
             hint="copy the folder to s3:// or file:// with `llm-prefetch publish`",
         )
     raise UnsupportedOriginError(
-        f"unknown scheme {scheme}://", where=uri, hint=f"use one of {', '.join(f'{s}://' for s in SPOKEN)}"
+        f"unknown scheme {scheme}://", where=redact(uri), hint=f"use one of {', '.join(f'{s}://' for s in SPOKEN)}"
     )

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from llm_prefetch.errors import (
     OriginAccessError,
@@ -26,18 +26,22 @@ class LocalOrigin:
 
     def __init__(self, uri: str) -> None:
         """Take `file:///absolute/folder`."""
-        parts = urlsplit(uri)
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        # By hand, because a path may hold '?', '#' and '[', which urlsplit would take for its own.
+        path = unquote(uri.removeprefix("file://").removeprefix("localhost"))
+        if not path.startswith("/") or "\0" in path:
             raise UnsupportedOriginError(
                 "not an absolute path", where=uri, hint="write file:///absolute/folder"
             )
         self.uri = uri
-        # A path may hold '?' and '#', which urlsplit would cut off.
-        self._folder = Path(unquote(uri.removeprefix("file://").removeprefix("localhost")))
+        self._folder = Path(path)
 
     def list(self) -> Iterator[ObjectInfo]:
         """Every regular file below the folder."""
-        if not self._folder.is_dir():
+        try:
+            there = self._folder.is_dir()
+        except OSError as error:
+            raise self._error(error, str(self._folder)) from error
+        if not there:
             raise OriginNotFoundError("no such folder", where=self.uri, hint="check the path on this node")
         for folder, _, names in os.walk(self._folder, onerror=self._refuse):
             for name in names:
@@ -49,6 +53,8 @@ class LocalOrigin:
                     raise OriginError(
                         f"{path!r} is a dangling link", where=self.uri, hint="mend or remove it"
                     ) from error
+                except OSError as error:
+                    raise self._error(error, path) from error
 
     def stat(self, path: str) -> ObjectInfo | None:
         """The file at `path`."""
@@ -67,7 +73,9 @@ class LocalOrigin:
         except OSError as error:
             raise self._error(error, path) from error
         if len(data) > limit:
-            raise OriginError(f"{path!r} is larger than {limit} bytes", where=self.uri)
+            raise OriginError(
+                f"{path!r} is larger than {limit} bytes", where=self.uri, hint="publish fewer files at once"
+            )
         return data
 
     def reader(self) -> LocalReader:
@@ -101,7 +109,9 @@ class LocalOrigin:
             return OriginAccessError(
                 f"may not access {path!r}", where=self.uri, hint="check its owner and mode"
             )
-        return OriginUnavailableError(f"cannot access {path!r}: {error.strerror}", where=self.uri)
+        return OriginUnavailableError(
+            f"cannot access {path!r}: {error.strerror}", where=self.uri, hint="check its disk, then try again"
+        )
 
 
 class LocalReader:
@@ -153,7 +163,9 @@ class LocalBody:
         try:
             count = os.preadv(self._fd, [buffer[: self._left]], self._at) if self._left else 0
         except OSError as error:
-            raise OriginUnavailableError(f"cannot read {self._path!r}: {error.strerror}") from error
+            raise OriginUnavailableError(
+                f"cannot read {self._path!r}: {error.strerror}", hint="check its disk, then stage again"
+            ) from error
         self._at += count
         self._left -= count
         return count

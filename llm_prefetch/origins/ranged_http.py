@@ -56,7 +56,9 @@ class HttpReader:
             if match is not None and int(match[3]) != item.size:
                 raise self._changed(item, int(match[3]))
             raise OriginUnavailableError(
-                f"{item.path!r}: the answer is not the range asked for", where=self._where
+                f"{item.path!r}: the answer is not the range asked for",
+                where=self._where,
+                hint="a proxy on the way may be at fault; stage again",
             )
         if int(match[3]) != item.size:
             self.close()
@@ -122,11 +124,11 @@ class HttpReader:
                 where=self._where,
                 hint="publish the folder again, then stage",
             )
-        if status == HTTPStatus.OK and response.headers.get("Content-Length", "") != str(item.size):
-            return self._changed(item, int(response.headers.get("Content-Length") or 0))
+        if status == HTTPStatus.OK and response.length not in (None, item.size):
+            return self._changed(item, response.length or 0)
         if status in _OVERLOADED:
             return OriginUnavailableError(what, where=self._where, hint="it may pass; stage again")
-        return OriginError(what, where=self._where)
+        return OriginError(what, where=self._where, hint="the origin must serve ranges of this object")
 
     def _changed(self, item: ObjectInfo, found: int) -> OriginChangedError:
         return OriginChangedError(
@@ -171,8 +173,17 @@ class HttpBody:
             raise self._reader._lost(cut, self._path)  # noqa: SLF001
         self._left -= count
         if not self._left:
-            self._response.read()  # the end of the message: the connection is free for the next range
+            self._finish()
         return count
+
+    def _finish(self) -> None:
+        """Read the end of the message, so that the connection is free for the next range."""
+        try:
+            more = self._response.read(1)
+        except (OSError, http.client.HTTPException):
+            more = b"?"
+        if more:
+            self._reader.close()
 
 
 @lru_cache(maxsize=1)

@@ -9,6 +9,7 @@ public bucket.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -28,10 +29,13 @@ from llm_prefetch.errors import (
 )
 from llm_prefetch.origins.base import ObjectInfo
 from llm_prefetch.origins.ranged_http import HttpReader
+from llm_prefetch.redact import redact
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""Anything else makes obstore panic, which no `except Exception` catches."""
 _SIGNED_FOR = timedelta(hours=6)
 _SIGN_AGAIN_SECONDS = 1800.0
 
@@ -43,8 +47,8 @@ class S3Origin:
         """Take `s3://[anonymous@]bucket/prefix`; nothing is asked of the origin yet."""
         authority, _, prefix = uri.removeprefix("s3://").partition("/")
         user, _, bucket = authority.rpartition("@")
-        if not bucket or user not in ("", "anonymous"):
-            raise UnsupportedOriginError("not an S3 URI", where=uri, hint="write s3://bucket/prefix")
+        if not _BUCKET.fullmatch(bucket) or user not in ("", "anonymous"):
+            raise UnsupportedOriginError("not an S3 URI", where=redact(uri), hint="write s3://bucket/prefix")
         self.uri = uri
         self._anonymous = user == "anonymous"
         self._store = _open_store(bucket, prefix.strip("/"), anonymous=self._anonymous)
@@ -82,7 +86,9 @@ class S3Origin:
         try:
             answer = obstore.get(self._store, path)
             if answer.meta["size"] > limit:
-                raise OriginError(f"{path!r} is larger than {limit} bytes", where=self.uri)
+                raise OriginError(
+                    f"{path!r} is larger than {limit} bytes", where=self.uri, hint="publish fewer files at once"
+                )
             return bytes(answer.bytes())
         except Exception as error:
             raise self._error(error) from error
@@ -135,7 +141,11 @@ class S3Origin:
                 hint="check AWS_* or the role of this node",
             )
         if kind == "InvalidPathError":
-            return OriginError(f"an object's name cannot be a path: {_first_line(text)}", where=self.uri)
+            return OriginError(
+                f"an object's name cannot be a path: {_first_line(text)}",
+                where=self.uri,
+                hint="copy the objects to plain names",
+            )
         return OriginUnavailableError(
             f"the origin failed: {_first_line(text)}",
             where=self.uri,

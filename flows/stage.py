@@ -1,0 +1,147 @@
+"""Flow `stage`: make a deployment ready on every selected Ray node, ahead of scale-up.
+
+One task run for each node does all artifacts there, so a run of many files is few rows in Prefect. Retries
+follow our errors: what may pass is tried again, what will not is not. What counts is on the nodes: a run that
+is repeated, cancelled or killed continues from their files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow, task
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.tasks import exponential_backoff
+
+from llm_prefetch.cluster import (
+    Node,
+    NodeReport,
+    connected,
+    require_ready,
+    select_nodes,
+    stage_cluster,
+    stage_node,
+)
+from llm_prefetch.errors import PrefetchError
+from llm_prefetch.manifest import Manifest
+from llm_prefetch.progress import PercentOfNodes, Snapshot
+from llm_prefetch.spec import Spec
+
+if TYPE_CHECKING:
+    from prefect.futures import PrefectFuture
+
+_NODES_AT_ONCE = 64
+
+
+@flow(
+    name="stage",
+    flow_run_name="stage-{spec.deployment}",
+    description="Fetch, verify and commit everything a deployment launches with, on every selected Ray node.",
+    task_runner=ThreadPoolTaskRunner(max_workers=_NODES_AT_ONCE),  # type: ignore[arg-type]
+    persist_result=False,
+)
+def stage(spec: Spec, address: str | None = None, root: str | None = None) -> dict[str, Any]:
+    """Stage `spec` on the cluster and switch its deployment live on every node that is ready.
+
+    Args:
+        spec: The deployment, its artifacts, the nodes that need them and the policy.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+
+    Raises:
+        PrefetchError: fewer nodes are ready than `spec.policy.min_ready` asks for.
+    """
+    log = get_run_logger()
+    store = Path(root) if root else None
+    with connected(address or None):
+        nodes = select_nodes(spec.nodes)
+        log.info(
+            "staging %s on %d nodes: %s", spec.deployment, len(nodes), ", ".join(n.address for n in nodes)
+        )
+        progress = _progress_artifact(spec, len(nodes))
+
+        def start(node: Node, manifests: Mapping[str, Manifest]) -> _Running:
+            def show(node: Node, snapshot: Snapshot) -> None:
+                progress.update(node.id, snapshot)
+
+            # A callable, because Prefect walks through arguments: a manifest has a digest for every 16 MiB.
+            work = partial(stage_node, node, spec, manifests, root=store, on_progress=show)
+            return _Running(
+                node, stage_on_node.with_options(task_run_name=f"stage-{node.address}").submit(work)
+            )
+
+        report = stage_cluster(spec, nodes, start, root=store)
+    create_table_artifact(
+        key=_key("stage", spec.deployment),
+        table=report.rows(),
+        description=f"`{spec.deployment}`: {report.ready_nodes} of {len(nodes)} nodes ready, {report.needed} needed.",
+    )
+    require_ready(report)
+    log.info("%s is ready on %d of %d nodes", spec.deployment, report.ready_nodes, len(nodes))
+    return {"deployment": spec.deployment, "ready": report.ready_nodes, "nodes": report.rows()}
+
+
+def _retryable(_task: object, _task_run: object, state: Any) -> bool:  # noqa: ANN401 (a Prefect state)
+    try:
+        state.result()
+    except PrefetchError as error:
+        return error.retryable
+    except Exception:  # noqa: BLE001 (a bug: trying it again will not mend it)
+        return False
+    return False
+
+
+@task(
+    retries=3,
+    retry_delay_seconds=exponential_backoff(10),
+    retry_jitter_factor=0.5,
+    retry_condition_fn=_retryable,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def stage_on_node(work: Callable[[], NodeReport]) -> NodeReport:
+    """Do the `work` of one node; its error is this task's error, so that Prefect can retry it."""
+    report = work()
+    if report.error is not None:
+        raise report.error
+    return report
+
+
+class _Running:
+    """A task run, waited for as the cluster module waits: an error becomes the node's report."""
+
+    def __init__(self, node: Node, future: PrefectFuture[NodeReport]) -> None:
+        self._node, self._future = node, future
+
+    def result(self) -> NodeReport:
+        """Wait for the report."""
+        try:
+            return self._future.result()
+        except PrefetchError as error:
+            return NodeReport(self._node, error=error)
+
+
+def _progress_artifact(spec: Spec, nodes: int) -> PercentOfNodes:
+    """One progress artifact for the run; each update of it is an event, so they are few."""
+    artifact = create_progress_artifact(
+        progress=0.0,
+        key=_key("progress", spec.deployment),
+        description=f"Bytes of `{spec.deployment}` staged on {nodes} nodes",
+    )
+
+    def report(percent: float, _total: Snapshot) -> None:
+        update_progress_artifact(artifact, progress=percent)  # type: ignore[arg-type]
+
+    return PercentOfNodes(report, nodes=nodes)
+
+
+def _key(*parts: str) -> str:
+    """An artifact key: Prefect allows lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
