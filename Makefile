@@ -47,7 +47,7 @@ check: .venv/.base
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	@echo 'pytest -m "$(UNIT)"'; $(RUN) -m pytest -q -m "$(UNIT)" $(ARGS)
+	@echo 'pytest -n auto -m "$(UNIT)"'; $(RUN) -m pytest -q -n auto -m "$(UNIT)" $(ARGS)
 
 bench: .venv/.base
 	@$(RUN) -m tests.bench $(ARGS)

@@ -114,7 +114,7 @@ _EXIT_CODES = {
     3: "origin, network or cluster",
     4: "disk: space, permission, layout",
     5: "trust: digest, unsafe path",
-    130: "interrupted",
+    130: "interrupted (143: ended by SIGTERM)",
 }
 _VERDICTS = {
     Verdict.HIT: "complete, and what was asked for",

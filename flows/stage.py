@@ -8,7 +8,8 @@ is repeated, cancelled or killed continues from their files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,14 @@ from prefect.tasks import exponential_backoff
 from llm_prefetch.cluster import (
     Node,
     NodeReport,
+    Pins,
     connected,
     require_ready,
     select_nodes,
     stage_cluster,
     stage_node,
 )
-from llm_prefetch.errors import PrefetchError
-from llm_prefetch.manifest import Manifest
+from llm_prefetch.errors import ClusterError, PrefetchError
 from llm_prefetch.progress import PercentOfNodes, Snapshot
 from llm_prefetch.spec import Spec
 
@@ -59,7 +60,7 @@ def stage(spec: Spec, address: str | None = None, root: str | None = None) -> di
         PrefetchError: fewer nodes are ready than `spec.policy.min_ready` asks for.
     """
     log = get_run_logger()
-    store = Path(root) if root else None
+    store, stop = Path(root) if root else None, threading.Event()
     with connected(address or None):
         nodes = select_nodes(spec.nodes)
         log.info(
@@ -67,23 +68,25 @@ def stage(spec: Spec, address: str | None = None, root: str | None = None) -> di
         )
         progress = _progress_artifact(spec, len(nodes))
 
-        def start(node: Node, manifests: Mapping[str, Manifest]) -> _Running:
+        def start(node: Node, pins: Pins) -> _Running:
             def show(node: Node, snapshot: Snapshot) -> None:
                 progress.update(node.id, snapshot)
 
             # A callable, because Prefect walks through arguments: a manifest has a digest for every 16 MiB.
-            work = partial(stage_node, node, spec, manifests, root=store, on_progress=show)
+            work = partial(stage_node, node, spec, pins, root=store, on_progress=show, stop=stop)
             return _Running(
                 node, stage_on_node.with_options(task_run_name=f"stage-{node.address}").submit(work)
             )
 
-        report = stage_cluster(spec, nodes, start, root=store)
+        # A run that is cancelled gets SIGTERM, which Prefect raises here: then the nodes are told to stop.
+        report = stage_cluster(spec, nodes, start, stop=stop)
     create_table_artifact(
         key=_key("stage", spec.deployment),
         table=report.rows(),
         description=f"`{spec.deployment}`: {report.ready_nodes} of {len(nodes)} nodes ready, {report.needed} needed.",
     )
     require_ready(report)
+    progress.finish()
     log.info("%s is ready on %d of %d nodes", spec.deployment, report.ready_nodes, len(nodes))
     return {"deployment": spec.deployment, "ready": report.ready_nodes, "nodes": report.rows()}
 
@@ -126,6 +129,12 @@ class _Running:
             return self._future.result()
         except PrefetchError as error:
             return NodeReport(self._node, error=error)
+        except Exception as error:  # noqa: BLE001 (whatever Prefect makes of a task run; the other nodes go on)
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            failed = ClusterError(
+                f"the task run failed: {reason}", where=self._node.address, hint="see the log of the task run"
+            )
+            return NodeReport(self._node, error=failed)
 
 
 def _progress_artifact(spec: Spec, nodes: int) -> PercentOfNodes:
@@ -137,7 +146,10 @@ def _progress_artifact(spec: Spec, nodes: int) -> PercentOfNodes:
     )
 
     def report(percent: float, _total: Snapshot) -> None:
-        update_progress_artifact(artifact, progress=percent)  # type: ignore[arg-type]
+        try:
+            update_progress_artifact(artifact, progress=percent)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 (a server that is away for a moment does not end a staging)
+            get_run_logger().warning("cannot report the progress: %s", error)
 
     return PercentOfNodes(report, nodes=nodes)
 

@@ -168,7 +168,7 @@ def rollback(
         raise SpecError(
             f"no deployment {deployment!r} on this node", where=str(store.root), hint="see `llm-prefetch ls`"
         )
-    target = _named(store, to) if to else _before(store, deployment, live)
+    target = _named(store, to) if to else _before(store, deployment)
     bundle = read_bundle(store, target)
     if bundle is None:
         raise SpecError(
@@ -182,8 +182,9 @@ def rollback(
                 where=bundle.id,
                 hint="stage that version again by its `version:` pin",
             )
-    if not dry_run:
-        bundle = make_bundle(store, bundle.members)  # mends its links
+    if dry_run:
+        return bundle
+    bundle = make_bundle(store, bundle.members)  # mends its links
     switch(store, deployment, bundle, why="rollback", seconds=seconds)
     return bundle
 
@@ -236,13 +237,35 @@ def history(store: NodeStore, deployment: str) -> list[str]:
     return [row["bundle"] for row in ledger.read(store, "switch") if row.get("deployment") == deployment]
 
 
-def _before(store: NodeStore, deployment: str, live: str) -> str:
-    """The last generation that was live before the one that is live now."""
-    seen = history(store, deployment)
-    position = len(seen) - 1 - seen[::-1].index(live) if live in seen else len(seen)
-    for bundle in reversed(seen[:position]):
-        if bundle != live:
-            return bundle
+def generations(store: NodeStore, deployment: str) -> list[str]:
+    """The bundles that a rollback goes back through, oldest first and the live one last, as the ledger tells.
+
+    A rollback takes the newer ones off, so that the next one goes further back.
+    """
+    passed: list[str] = []
+    for row in ledger.read(store, "switch"):
+        if row.get("deployment") != deployment:
+            continue
+        _pass(passed, row.get("before"))  # its own row may be lost in a kill
+        if row.get("why") == "rollback" and row["bundle"] in passed:
+            while passed[-1] != row["bundle"]:
+                passed.pop()
+        else:
+            _pass(passed, row["bundle"])
+    _pass(passed, current_bundle(store, deployment))
+    return passed
+
+
+def _pass(passed: list[str], bundle: str | None) -> None:
+    if bundle and passed[-1:] != [bundle]:
+        passed.append(bundle)
+
+
+def _before(store: NodeStore, deployment: str) -> str:
+    """The generation that was live before the live one."""
+    passed = generations(store, deployment)
+    if len(passed) > 1:
+        return passed[-2]
     raise SpecError(
         f"{deployment!r} has no earlier generation on this node",
         where=str(store.root),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from llm_prefetch.errors import NoSpaceError
 from llm_prefetch.journal import read_journal
@@ -93,8 +94,7 @@ def make_plan(store: NodeStore, source: Source) -> Plan:
         OSError: the store cannot be read.
     """
     content = source.content
-    free = os.statvfs(store.root)
-    free_bytes = free.f_bavail * free.f_frsize
+    free_bytes = _free_bytes(store.root)
     committed = find_committed(store, source)
     if committed is not None:
         return Plan(source, committed, (), committed.bytes, committed.bytes, free_bytes)
@@ -102,6 +102,17 @@ def make_plan(store: NodeStore, source: Source) -> Plan:
     chunks = tuple(chunk for chunk in all_chunks(source) if not _is_done(chunk, done))
     fetch_bytes = sum(chunk.length for chunk in chunks)
     return Plan(source, None, chunks, content.total_bytes, content.total_bytes - fetch_bytes, free_bytes)
+
+
+def _free_bytes(root: Path) -> int:
+    """What is free on the disk of `root`, or on the one where it would be made."""
+    while True:
+        try:
+            found = os.statvfs(root)
+        except FileNotFoundError:
+            root = root.parent
+        else:
+            return found.f_bavail * found.f_frsize
 
 
 def find_committed(store: NodeStore, source: Source) -> CommitRecord | None:

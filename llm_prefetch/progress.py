@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+_ALMOST = 99.0
+
 
 class Progress(Protocol):
     """Told by the transfer, from any of its threads."""
@@ -92,8 +94,9 @@ class CountingProgress:
 class PercentOfNodes:
     """Adds up the snapshots of many nodes and reports the percentage, seldom enough for a server to bear.
 
-    A report is due when at least `seconds` have passed and it has changed by at least `percent` points; reaching
-    100 is always due. May be told from several threads.
+    A report is due when at least `seconds` have passed and it has grown by at least `percent` points. 100 is what
+    `finish` reports, and nothing else: a node counts its next artifact only once it begins it, and a node that has
+    everything counts no byte. May be told from several threads.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class PercentOfNodes:
         percent: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`report` is told the percentage and the sum over the nodes."""
+        """`report` is told the percentage over all `nodes`, and the sum over those that have begun."""
         self._report, self._nodes = report, nodes
         self._seconds, self._percent, self._clock = seconds, percent, clock
         self._lock = threading.Lock()
@@ -114,18 +117,23 @@ class PercentOfNodes:
 
     def update(self, node: str, snapshot: Snapshot) -> None:
         """A node is now as far as `snapshot` says."""
+        if not snapshot.total_bytes:
+            return
         with self._lock:
             self._snapshots[node] = snapshot
             total = self._sum()
-            # Nodes that have not reported yet are taken to be as large as those that have.
+            # Nodes that have not begun are taken to be as large as those that have.
             expected = total.total_bytes * self._nodes / len(self._snapshots)
-            now, percent = self._clock(), 100.0 * total.done_bytes / expected if expected else 0.0
-            moved = percent - self._last_percent
-            due = moved >= self._percent and now - self._last_at >= self._seconds
-            if not (due or (percent >= 100.0 and moved > 0)):  # noqa: PLR2004 (percent)
+            percent = min(100.0 * total.done_bytes / expected, _ALMOST)
+            now = self._clock()
+            if percent - self._last_percent < self._percent or now - self._last_at < self._seconds:
                 return
             self._last_at, self._last_percent = now, percent
-        self._report(min(percent, 100.0), total)
+        self._report(percent, total)
+
+    def finish(self) -> None:
+        """All is done."""
+        self._report(100.0, self._sum())
 
     def _sum(self) -> Snapshot:
         snapshots = self._snapshots.values()
@@ -133,5 +141,5 @@ class PercentOfNodes:
             f"{len(snapshots)} nodes",
             sum(snapshot.total_bytes for snapshot in snapshots),
             sum(snapshot.done_bytes for snapshot in snapshots),
-            max(snapshot.seconds for snapshot in snapshots),
+            max((snapshot.seconds for snapshot in snapshots), default=0.0),
         )

@@ -6,8 +6,10 @@ published, and a reader that finds the old manifest beside new files refuses the
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +60,17 @@ def publish(
     except OSError as error:
         raise _unreadable(error, source) from error
     progress.start("publish", sum(sizes.values()))
+    stop = threading.Event()
+
+    def upload(path: str) -> FileEntry:
+        return _upload(source, path, sizes[path], origin, progress, stop, dry_run=dry_run)
+
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="publish") as pool:
-        entries = list(
-            pool.map(
-                lambda path: _upload(source, path, sizes[path], origin, progress, dry_run=dry_run), paths
-            )
-        )
+        try:
+            entries = list(pool.map(upload, paths))
+        except BaseException:  # Ctrl-C too: the other uploads may have many GB to go
+            stop.set()
+            raise
     manifest = Manifest(tuple(entries))
     if not dry_run:
         body = manifest.to_json()
@@ -74,7 +81,9 @@ def publish(
 def _files(source: Path) -> list[str]:
     if not source.is_dir():
         raise UsageError(
-            "no such folder", where=str(source), hint="name the folder that holds the model's files"
+            "not a folder" if source.exists() else "no such folder",
+            where=str(source),
+            hint="name the folder that holds the model's files",
         )
     paths = []
     for folder, folders, names in os.walk(source, onerror=_raise):
@@ -108,14 +117,21 @@ def _unreadable(error: OSError, source: Path) -> PrefetchError:
 
 
 def _upload(
-    source: Path, path: str, size: int, origin: Origin, progress: Progress, *, dry_run: bool
+    source: Path,
+    path: str,
+    size: int,
+    origin: Origin,
+    progress: Progress,
+    stop: threading.Event,
+    *,
+    dry_run: bool,
 ) -> FileEntry:
     try:
         opened = (source / path).open("rb", buffering=0)
     except OSError as error:
         raise _unreadable(error, source) from error
     with opened as file:
-        hashing = _Hashing(file, progress)
+        hashing = _Hashing(file, progress, stop)
         if dry_run:
             while hashing.read(2**20):
                 pass
@@ -131,8 +147,8 @@ def _upload(
 class _Hashing(io.RawIOBase):
     """A file that computes the digest of each chunk as it is read from front to back."""
 
-    def __init__(self, file: io.FileIO, progress: Progress) -> None:
-        self._file, self._progress = file, progress
+    def __init__(self, file: io.FileIO, progress: Progress, stop: threading.Event) -> None:
+        self._file, self._progress, self._stop = file, progress, stop
         self.bytes = 0
         self._restart()
 
@@ -153,6 +169,8 @@ class _Hashing(io.RawIOBase):
         return position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._stop.is_set():
+            raise OSError(errno.ECANCELED, "cancelled")
         count = self._file.readinto(buffer) or 0
         self._take(memoryview(buffer)[:count])
         return count

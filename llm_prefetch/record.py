@@ -58,6 +58,8 @@ class CommitRecord:
     """Path, size and modification time of each file."""
     folders: tuple[tuple[str, int], ...]
     """Path (the artifact's own is empty) and modification time of each folder."""
+    damage: str = ""
+    """What a full check found wrong, when no quick check would see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ def check_record(store: NodeStore, name: str, version: str) -> Finding:
         there = "its folder is there, but no commit record" if base.is_dir() else "not staged on this node"
         return Finding(Verdict.MISSING, there)
     finding = _compare(record, base)
+    if finding.verdict is Verdict.HIT and record.damage:
+        return Finding(Verdict.CORRUPT, record.damage)
     if finding.verdict is Verdict.HIT and record.boot not in ("", boot_id()):
         return Finding(Verdict.STALE, "committed before a reboot and not yet proven since")
     return finding

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import re
 
 
 def redact(uri: str) -> str:
     """`uri` without user info, query and fragment; `anonymous@` stays, it is no secret."""
-    if uri.startswith("file:"):
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme == "file":
         return uri
-    try:
-        parts = urlsplit(uri)
-    except ValueError:  # a bracket where an IPv6 address might begin
-        return uri.partition("://")[0] + "://..."
-    user, _, host = parts.netloc.rpartition("@")
-    netloc = f"anonymous@{host}" if user == "anonymous" else host
-    return parts._replace(netloc=netloc, query="", fragment="").geturl()
+    # By hand: urlsplit refuses some that a user may have written, and puts others together differently.
+    authority, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    user, _, host = authority.rpartition("@")
+    return f"{scheme}://{'anonymous@' if user == 'anonymous' else ''}{host}{slash}{path}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from llm_prefetch import manifest as manifests
-from llm_prefetch.errors import ManifestError, OriginNotFoundError, SpecError
+from llm_prefetch.errors import DigestError, OriginNotFoundError, SpecError
 from llm_prefetch.manifest import ListedFile, Listing, Manifest
 from llm_prefetch.origins import Origin, open_origin
 from llm_prefetch.paths import check_paths
@@ -32,7 +32,8 @@ def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
     """Find out what to stage; `pinned` is a manifest that the run already knows.
 
     Raises:
-        OriginError: the origin cannot be read, is empty, or does not hold the pinned version.
+        OriginError: the origin cannot be read or is empty.
+        DigestError: it does not hold the version that the spec pins.
         UnsafePathError: the origin names a path that must not be written.
     """
     origin = open_origin(artifact.uri)
@@ -46,7 +47,7 @@ def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
         content = _list(artifact, origin)
     if artifact.version and isinstance(content, Manifest) and content.version != artifact.version:
         what = "the run" if pinned is not None else "the origin"
-        raise ManifestError(
+        raise DigestError(
             f"{what} holds {content.version}, the spec pins {artifact.version}",
             where=artifact.uri,
             hint="pin the published version, or publish the pinned one again",

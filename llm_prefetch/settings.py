@@ -40,9 +40,10 @@ class Setting(Generic[T]):
 
 
 def _absolute_path(text: str) -> Path:
-    path = Path(text).expanduser()
+    # Not Path.expanduser, which raises a RuntimeError for a user without a home, as in many containers.
+    path = Path(os.path.expanduser(text))  # noqa: PTH111
     if not path.is_absolute():
-        raise ValueError("not an absolute path")
+        raise ValueError(f"{text!r} is not an absolute path")
     return path
 
 

@@ -35,6 +35,17 @@ _UNITS = {
     "Ti": 2**40,
 }
 
+_VERSION_PATTERN = r"^b3-[0-9a-f]{64}$"
+_MIN_READY_PATTERN = r"^(all|[1-9]\d*|(100|[1-9]?\d)%)$"
+_IN_WORDS = {
+    NAME_PATTERN: "a name of letters, digits, '.', '_' and '-'",
+    _URI_PATTERN: "a URI such as s3://bucket/prefix",
+    _BYTES.pattern: "a rate such as 2GB/s or 500MB/s",
+    _VERSION_PATTERN: "a version: b3- and 64 hexadecimal digits",
+    _MIN_READY_PATTERN: "all, a number from 1, or a percentage such as 80%",
+}
+_SHOWN_CHARACTERS = 80
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -53,7 +64,7 @@ class Artifact(_Strict):
     )
     version: str | None = Field(
         default=None,
-        pattern=r"^b3-[0-9a-f]{64}$",
+        pattern=_VERSION_PATTERN,
         description="Pin: stage exactly this version (b3-...) or fail. Empty: what the origin holds now.",
     )
     include: list[str] = Field(
@@ -82,7 +93,7 @@ class Policy(_Strict):
     )
     min_ready: str = Field(
         default="all",
-        pattern=r"^(all|[1-9]\d*|(100|[1-9]?\d)%)$",
+        pattern=_MIN_READY_PATTERN,
         description="Nodes that must be ready for success: all, a number, or a percentage such as 80%.",
     )
 
@@ -182,11 +193,21 @@ def explain(error: ValidationError) -> str:
     """One line out of a Pydantic error: the field and what is wrong with it, and how many more there are."""
     details = error.errors(include_url=False)
     first = details[0]
+    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    if kind == "string_pattern_mismatch":
+        message = f"not {_IN_WORDS.get(first['ctx']['pattern'], 'of the form ' + first['ctx']['pattern'])}"
+    else:
+        message = {"missing": "is missing", "extra_forbidden": "there is no such field"}.get(kind, message)
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     given = first.get("input")
-    shown = f", given {given!r}" if isinstance(given, str | int | float) else ""
+    shown = f", given {_short(given)}" if isinstance(given, str | int | float) else ""
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{field or 'spec'}: {first['msg'].removeprefix('Value error, ')}{shown}{more}"
+    return f"{field or 'spec'}: {message}{shown}{more}"
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _one_line(error: Exception) -> str:

@@ -106,7 +106,7 @@ def stage(
     throttle = Throttle(spec.policy.bytes_per_second)
     reports: list[ArtifactReport] = []
     switched = False
-    failure = ""
+    outcome = "interrupted"
     try:
         for artifact in spec.artifacts:
             with trace.step("resolve", artifact=artifact.name):
@@ -121,18 +121,19 @@ def stage(
                 record = read_record(store, report.name, report.version)
                 if record is not None:
                     seal(store, record)
+        outcome = "ready"
     except OSError as error:
-        failure = str(error)
+        outcome = str(error)
         raise disk_error(error, str(store.root)) from error
     except PrefetchError as error:
-        failure = str(error)
+        outcome = str(error)
         raise
     finally:
         ledger.append(
             store,
             "stage",
             deployment=spec.deployment,
-            outcome=failure or "ready",
+            outcome=outcome,
             artifacts=[{"name": r.name, "version": r.version, "fetched": r.fetched_bytes} for r in reports],
             seconds=round(trace.seconds, 3),
             steps=trace.steps,

@@ -16,10 +16,12 @@ The files are the truth. A process may be killed between any two of these primit
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_prefetch import settings
-from llm_prefetch.errors import DiskPermissionError, LayoutError, LockTimeoutError, disk_error
+from llm_prefetch.errors import DiskError, DiskPermissionError, LayoutError, LockTimeoutError, disk_error
 
 LAYOUT = "1"
 _FOLDERS = ("artifacts", "partial", "bundles", "live", "leases", "locks", "ledger", "quarantine")
@@ -78,20 +80,25 @@ class NodeStore:
         return self.root / "ledger" / "ledger.jsonl"
 
 
-def open_store(root: Path | None = None, *, create: bool = False) -> NodeStore:
-    """The node store at `root` (or `LLM_PREFETCH_ROOT`); `create` makes what is missing.
+def open_store(root: Path | None = None, *, create: bool = False, missing_ok: bool = False) -> NodeStore:
+    """The node store at `root` (or `LLM_PREFETCH_ROOT`).
+
+    Args:
+        root: Root of the store.
+        create: Make what is missing.
+        missing_ok: A store that is not there yet is an empty one; nothing is written.
 
     Raises:
         LayoutError: there is no store, or one of an unknown layout.
         DiskError: the root cannot be read or made.
     """
-    root = (root or settings.ROOT.get()).expanduser()
-    if not root.is_absolute():
-        root = Path.cwd() / root
+    root = _absolute(root)
     layout = root / "LAYOUT"
     try:
         found = layout.read_text("utf-8", errors="replace").strip()
     except FileNotFoundError:
+        if missing_ok:
+            return NodeStore(root)
         if not create:
             raise LayoutError(
                 "no node store here",
@@ -100,6 +107,10 @@ def open_store(root: Path | None = None, *, create: bool = False) -> NodeStore:
             ) from None
         _create(root)
         return NodeStore(root)
+    except NotADirectoryError as error:
+        raise DiskError(
+            "a file is in the way of the store", where=str(root), hint="remove it, or name another root"
+        ) from error
     except OSError as error:
         raise disk_error(error, str(root)) from error
     if found != LAYOUT:
@@ -163,7 +174,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return "unknown"
+        return f"unknown-{uuid.uuid4()}"  # equal to no other: what was not synced is proven again
 
 
 @contextlib.contextmanager
@@ -177,13 +188,21 @@ def locked(path: Path, *, shared: bool = False, seconds: float, waiting_for: str
     try:
         yield
     finally:
+        release(fd)
+
+
+def release(fd: int) -> None:
+    """Let go of a lock, also of what a forked process has inherited: closing alone would leave it that."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
         os.close(fd)
 
 
 def acquire(path: Path, *, shared: bool, seconds: float, waiting_for: str) -> int:
-    """Take the lock and return the descriptor that holds it; closing it lets go."""
+    """Take the lock and return the descriptor that holds it, for `release`."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = _open_lock(path, shared=shared)
     except OSError as error:
         raise disk_error(error, str(path)) from error
     deadline = time.monotonic() + seconds
@@ -204,6 +223,28 @@ def acquire(path: Path, *, shared: bool, seconds: float, waiting_for: str) -> in
             raise
         else:
             return fd
+
+
+def _open_lock(path: Path, *, shared: bool) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if shared and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            with contextlib.suppress(OSError):
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # enough to share it
+        raise
+
+
+def _absolute(root: Path | None) -> Path:
+    try:
+        root = root.expanduser() if root else settings.ROOT.get()
+    except (RuntimeError, ValueError) as error:
+        raise LayoutError(
+            "this user has no home folder to put the node store in",
+            where=str(root or settings.ROOT.default),
+            hint=f"name the root with --root or {settings.ROOT.name}",
+        ) from error
+    return root if root.is_absolute() else Path.cwd() / root
 
 
 def _create(root: Path) -> None:

@@ -6,6 +6,7 @@ reads every byte and compares it with the manifest, and the manifest with the ve
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,8 @@ def quick_check(store: NodeStore, name: str, version: str) -> Check:
 def full_check(store: NodeStore, name: str, version: str, progress: Progress | None = None) -> Check:
     """Read and hash every byte. A version that passes is sealed again, whatever touched its times.
 
+    One that does not pass is remembered as damaged: the quick check says so too, and staging again mends it.
+
     Raises:
         OSError: the store cannot be read.
     """
@@ -79,6 +82,9 @@ def full_check(store: NodeStore, name: str, version: str, progress: Progress | N
         finding = _compare_bytes(base, manifest, progress)
         if finding.verdict is Verdict.HIT:
             finding = _renew(store, record, manifest, before)
+        else:
+            with contextlib.suppress(OSError):  # a store that may only be read can be checked too
+                write_record(store, replace(record, damage=finding.reason))
     return _check(store, name, version, finding)
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from llm_prefetch.cli.display import print_json, print_table, progress_bar, size
+from llm_prefetch.cli.bars import progress_bar
+from llm_prefetch.cli.display import print_json, print_table, say, short, size
 from llm_prefetch.errors import SpecError, disk_error
 from llm_prefetch.live import check_deployment, current_bundle, deployments, history, read_bundle, rollback
+from llm_prefetch.paths import is_safe_name
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import Verdict, check_record, records
 from llm_prefetch.spec import Spec, load_spec
@@ -23,25 +25,42 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         "verify",
         parents=parents,
         help="check what is staged; exit 1 unless all is HIT",
-        description="Check a deployment, an artifact, a SPEC, or everything. Quick: one stat for each file.",
+        description="Check a deployment, an artifact, a SPEC, or everything. Quick: one stat for each file.\n"
+        "Exit code 1 unless every verdict is HIT.",
     )
     verifier.add_argument(
         "what", metavar="NAME|SPEC", nargs="?", help="deployment, artifact or SPEC; all without it"
     )
     verifier.add_argument("--full", action="store_true", help="read and hash every byte")
     verifier.set_defaults(run=_verify)
-    lister = commands.add_parser("ls", parents=parents, help="what is staged and live on this node")
+    lister = commands.add_parser(
+        "ls",
+        parents=parents,
+        help="what is staged and live on this node",
+        description="What is staged and live on this node. Versions and bundles are cut to what tells them apart;\n"
+        "--json has them in full.",
+    )
     lister.set_defaults(run=_ls)
     back = commands.add_parser(
         "rollback",
         parents=parents,
         help="switch a deployment back to the generation before",
-        description="By one rename.",
+        description="Switch a deployment back to the generation before the live one, by one rename. Waits for\n"
+        "replicas that are starting.",
+        epilog="example:\n  llm-prefetch rollback llama-3-8b --to bundle-7a4c37",
     )
-    back.add_argument("deployment", metavar="DEPLOYMENT")
-    back.add_argument("--to", metavar="BUNDLE", help="this bundle (a prefix is enough), not the one before")
+    back.add_argument("deployment", metavar="DEPLOYMENT", type=_name, help="see `llm-prefetch ls`")
+    back.add_argument(
+        "--to", metavar="BUNDLE", type=_name, help="this bundle (a prefix is enough), not the one before"
+    )
     back.add_argument("--dry-run", action="store_true", help="only say which bundle it would be")
     back.set_defaults(run=_rollback)
+
+
+def _name(text: str) -> str:
+    if not is_safe_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -51,12 +70,14 @@ def _verify(options: argparse.Namespace) -> int:
             checks = _checks(store, options.what, full=options.full, progress=progress)
     except OSError as error:
         raise disk_error(error, str(store.root)) from error
-    ready = all(check.ready for check in checks)
+    ready = bool(checks) and all(check.ready for check in checks)
     if options.json:
         print_json({"ready": ready, "checks": checks})
     else:
-        rows = ((c.name, c.version, c.verdict, str(c.files), size(c.bytes), c.reason) for c in checks)
-        print_table("", ("artifact", "version", "verdict", "files", "size", "reason"), rows)
+        rows = ((c.name, short(c.version), c.verdict, str(c.files), size(c.bytes), c.reason) for c in checks)
+        print_table(("artifact", "version", "verdict", "files", "size", "reason"), rows)
+    if not checks:
+        say(f"nothing is staged in {store.root}")
     return 0 if ready else 1
 
 
@@ -69,9 +90,10 @@ def _checks(store: NodeStore, what: str | None, *, full: bool, progress: Progres
         ]
         checked = {(check.name, check.version) for check in live}
         return live + _each(store, sorted(set(found) - checked), full=full, progress=progress)
-    if current_bundle(store, what) is not None:
+    named = is_safe_name(what)
+    if named and current_bundle(store, what) is not None:
         return _live(store, what, full=full, progress=progress)
-    found = [(record.name, record.version) for record in records(store) if record.name == what]
+    found = [(record.name, record.version) for record in records(store, what)] if named else []
     if found:
         return _each(store, sorted(found), full=full, progress=progress)
     if what == "-" or Path(what).is_file():
@@ -131,15 +153,28 @@ def _ls(options: argparse.Namespace) -> int:
             ],
         })  # fmt: skip
         return 0
+    if not staged and not live:
+        say(f"nothing is staged in {store.root}")
+        return 0
     rows = (
-        (r.name, r.version, check_record(store, r.name, r.version).verdict, str(len(r.files)), size(r.bytes),
+        (r.name, short(r.version), check_record(store, r.name, r.version).verdict, str(len(r.files)), size(r.bytes),
          ", ".join(used.get((r.name, r.version), [])), r.uri)
         for r in staged
     )  # fmt: skip
-    print_table("", ("artifact", "version", "verdict", "files", "size", "live in", "from"), rows)
-    for name, bundle in live.items():
-        print(f"live: {name} -> {bundle}")
+    print_table(("artifact", "version", "verdict", "files", "size", "live in", "from"), rows)
+    print()
+    print_table(
+        ("deployment", "live", "before"),
+        ((name, short(bundle or ""), _earlier(store, name, bundle)) for name, bundle in live.items()),
+    )
     return 0
+
+
+def _earlier(store: NodeStore, deployment: str, live: str | None) -> str:
+    """The other generations that `rollback --to` may name, the latest first."""
+    seen = dict.fromkeys(reversed(history(store, deployment)))
+    there = [bundle for bundle in seen if bundle != live and read_bundle(store, bundle) is not None]
+    return ", ".join(short(bundle) for bundle in there)
 
 
 def _rollback(options: argparse.Namespace) -> int:
@@ -152,5 +187,5 @@ def _rollback(options: argparse.Namespace) -> int:
         )
     else:
         done = "would go" if options.dry_run else "went"
-        print(f"{options.deployment} {done} back from {before} to {bundle.id}")
+        print(f"{options.deployment} {done} back from {short(before or '')} to {short(bundle.id)}")
     return 0

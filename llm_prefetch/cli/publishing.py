@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from llm_prefetch.cli.display import print_json, progress_bar, size
+from llm_prefetch.cli.bars import progress_bar
+from llm_prefetch.cli.display import print_json, size
 from llm_prefetch.publish import publish
 
 
@@ -16,11 +17,13 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         "publish",
         parents=parents,
         help="copy a local folder to an origin, with its manifest",
-        description="Copy the folder SRC to URI, with a manifest that makes every chunk verifiable. Prints the version.",
+        description="Copy the folder SRC to URI, with a manifest that makes every chunk verifiable. Prints the\n"
+        "version, which an artifact of a SPEC may pin.",
+        epilog="example:\n  llm-prefetch publish ./llama-3-8b s3://bucket/models/llama-3-8b",
     )
     parser.add_argument("src", metavar="SRC", type=Path, help="local folder")
     parser.add_argument("uri", metavar="URI", help="s3://bucket/prefix or file:///folder")
-    parser.add_argument("--dry-run", action="store_true", help="only compute the version")
+    parser.add_argument("--dry-run", action="store_true", help="compute the version; copy nothing")
     parser.set_defaults(run=_publish)
 
 
@@ -31,7 +34,6 @@ def _publish(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         done = "would publish" if options.dry_run else "published"
-        print(
-            f"{done} {report.files} files, {size(report.bytes)}, to {report.uri}\nversion: {report.version}"
-        )
+        files = "1 file" if report.files == 1 else f"{report.files} files"
+        print(f"{done} {files}, {size(report.bytes)}, to {report.uri}\nversion: {report.version}")
     return 0

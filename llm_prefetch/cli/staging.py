@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from types import ModuleType
 from typing import Any
 
 from llm_prefetch import stage as staging
-from llm_prefetch.cli.display import node_bars, print_json, print_table, progress_bar, say, size
-from llm_prefetch.manifest import Manifest
+from llm_prefetch.cli.bars import node_bars, progress_bar
+from llm_prefetch.cli.display import print_json, print_table, say, say_error, short, size
+from llm_prefetch.errors import MissingExtraError, PrefetchError
 from llm_prefetch.plan import PlanSummary
 from llm_prefetch.spec import Spec, load_spec
 from llm_prefetch.store import open_store
+
+_EXAMPLE = """\
+example:
+  cat > llama-3-8b.yaml <<END
+  deployment: llama-3-8b
+  artifacts:
+    - {name: weights, kind: model, uri: "s3://bucket/models/llama-3-8b"}
+  END
+  llm-prefetch stage llama-3-8b.yaml
+
+A replica then loads <root>/live/llama-3-8b/weights. What is on the node already is not fetched again, and a
+staging that was interrupted continues."""
 
 
 def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:  # noqa: ANN401 (argparse's private type)
@@ -40,6 +53,7 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         parents=[*parents, where],
         help="make a deployment ready on this node, or on the cluster",
         description="Fetch, verify and commit everything that a deployment needs, then switch it live.",
+        epilog=_EXAMPLE,
     )
     stager.add_argument("--dry-run", action="store_true", help="the same as `plan`")
     stager.set_defaults(run=_stage)
@@ -49,11 +63,13 @@ def _plan(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec)
     if options.cluster:
         return _plan_cluster(spec, options)
-    summaries = [planned.summary for planned in staging.plan(spec, open_store(options.root, create=True))]
+    store = open_store(options.root, missing_ok=True)
+    summaries = [planned.summary for planned in staging.plan(spec, store)]
     if options.json:
         print_json({"deployment": spec.deployment, "artifacts": summaries})
     else:
-        print_table("", _PLAN_COLUMNS, (_plan_row(summary) for summary in summaries))
+        print_table(_PLAN_COLUMNS, (_plan_row(summary) for summary in summaries))
+        print(_in_sum(summaries))
     return 0
 
 
@@ -63,27 +79,28 @@ def _stage(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec)
     if options.cluster:
         return _stage_cluster(spec, options)
-    with progress_bar(quiet=options.json) as progress, _interruptible() as stop:
-        report = staging.stage(spec, open_store(options.root, create=True), progress=progress, stop=stop)
+    with progress_bar(quiet=options.json) as progress:
+        report = staging.stage(
+            spec, open_store(options.root, create=True), progress=progress, stop=options.stop
+        )
     if options.json:
         print_json(report)
         return 0
     rows = (
-        (a.name, a.version, a.verdict, size(a.fetched_bytes), size(a.reused_bytes), f"{a.seconds:.2f}")
+        (a.name, short(a.version), a.verdict, size(a.fetched_bytes), size(a.reused_bytes), f"{a.seconds:.2f}")
         for a in report.artifacts
     )
-    print_table("", ("artifact", "version", "verdict", "fetched", "reused", "seconds"), rows)
-    print(f"{report.deployment} is {'now' if report.switched else 'still'} live with {report.bundle[:19]}")
+    print_table(("artifact", "version", "verdict", "fetched", "reused", "seconds"), rows)
+    print(f"{report.deployment} is {'now' if report.switched else 'still'} live with {short(report.bundle)}")
     return 0
 
 
 def _plan_cluster(spec: Spec, options: argparse.Namespace) -> int:
-    from llm_prefetch.cluster import connected, plan_node, select_nodes
-
-    with connected(options.address):
-        nodes = select_nodes(spec.nodes)
+    cluster = _cluster()
+    with _connected(cluster, options.address):
+        nodes = cluster.select_nodes(spec.nodes)
         with ThreadPoolExecutor(len(nodes)) as pool:
-            found = list(pool.map(lambda node: plan_node(node, spec, root=options.root), nodes))
+            found = list(pool.map(lambda node: cluster.plan_node(node, spec, root=options.root), nodes))
     if options.json:
         rows = [{"node": node, "artifacts": summaries} for node, summaries in zip(nodes, found, strict=True)]
         print_json({"deployment": spec.deployment, "nodes": rows})
@@ -93,55 +110,83 @@ def _plan_cluster(spec: Spec, options: argparse.Namespace) -> int:
         for node, summaries in zip(nodes, found, strict=True)
         for summary in summaries
     )
-    print_table("", ("node", *_PLAN_COLUMNS), table)
+    print_table(("node", *_PLAN_COLUMNS), table)
+    for node, summaries in zip(nodes, found, strict=True):
+        print(f"{node.address}: {_in_sum(summaries)}")
     return 0
 
 
 def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
-    from llm_prefetch.cluster import (
-        Node,
-        NodeReport,
-        connected,
-        require_ready,
-        select_nodes,
-        stage_cluster,
-        stage_node,
-    )
-
+    cluster = _cluster()
     root = options.root
-    with connected(options.address), node_bars(quiet=options.json) as bars, _interruptible() as stop:
-        nodes = select_nodes(spec.nodes)
+    with _connected(cluster, options.address):
+        nodes = cluster.select_nodes(spec.nodes)
         say(f"staging {spec.deployment} on {len(nodes)} nodes")
-        with ThreadPoolExecutor(len(nodes)) as pool:
+        with node_bars(len(nodes), quiet=options.json) as bars, ThreadPoolExecutor(len(nodes)) as pool:
 
-            def start(node: Node, manifests: Mapping[str, Manifest]) -> Future[NodeReport]:
-                def show(node: Node, snapshot: Any) -> None:  # noqa: ANN401 (a Snapshot)
+            def start(node: Any, pins: Any) -> Future[Any]:  # noqa: ANN401 (a Node and the Pins)
+                def show(node: Any, snapshot: Any) -> None:  # noqa: ANN401 (a Node and its Snapshot)
                     bars.update(node.address, snapshot)
 
-                return pool.submit(stage_node, node, spec, manifests, root=root, on_progress=show, stop=stop)
+                return pool.submit(
+                    cluster.stage_node, node, spec, pins, root=root, on_progress=show, stop=options.stop
+                )
 
-            report = stage_cluster(spec, nodes, start, root=root)
+            report = cluster.stage_cluster(spec, nodes, start, stop=options.stop)
+    failure: PrefetchError | None = None
+    try:
+        cluster.require_ready(report)
+    except PrefetchError as error:
+        failure = error
     if options.json:
         print_json({"deployment": spec.deployment, "ready": report.ready, "needed": report.needed, "nodes": [
             {"node": n.node, "ready": n.ready, "report": n.report, "error": n.error} for n in report.nodes
-        ]})  # fmt: skip
+        ], **({"error": failure} if failure else {})})  # fmt: skip
     else:
         print_table(
-            "", ("node", "verdict", "fetched", "reused", "seconds", "error"), map(_node_row, report.nodes)
+            ("node", "verdict", "fetched", "reused", "seconds", "error"), map(_node_row, report.nodes)
         )
-        say(f"{report.ready_nodes} of {len(report.nodes)} nodes are ready, {report.needed} are needed")
-    require_ready(report)
+    if failure is not None:
+        say_error(failure)
+        return failure.exit_code
+    say(f"{report.ready_nodes} of {len(report.nodes)} nodes are ready, {report.needed} are needed")
     return 0
 
 
-_PLAN_COLUMNS = ("artifact", "version", "state", "files", "size", "fetch", "reuse", "free")
+@contextmanager
+def _connected(cluster: ModuleType, address: str | None) -> Iterator[None]:
+    """Ray's threads print news of the cluster on stdout, where a program reads our answer: it becomes talk."""
+    with redirect_stdout(sys.stderr), cluster.connected(address):
+        yield
+
+
+def _cluster() -> ModuleType:
+    """The module that imports Ray, which takes a second and need not be installed."""
+    try:
+        from llm_prefetch import cluster
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise MissingExtraError(
+            "--cluster needs Ray", where="this Python", hint="pip install 'llm-prefetch[ray]'"
+        ) from error
+    return cluster
+
+
+_PLAN_COLUMNS = ("artifact", "version", "state", "files", "size", "fetch", "reuse")
 
 
 def _plan_row(summary: PlanSummary) -> Sequence[str]:
-    state = "committed" if summary.committed else "to stage" if summary.fits else "does not fit"
-    version = summary.version or "(computed while staging)"
-    numbers = (summary.total_bytes, summary.fetch_bytes, summary.reuse_bytes, summary.free_bytes)
+    version = short(summary.version) if summary.version else "(none published)"
+    numbers = (summary.total_bytes, summary.fetch_bytes, summary.reuse_bytes)
+    state = "committed" if summary.committed else "to stage"
     return (summary.name, version, state, str(summary.files), *(size(number) for number in numbers))
+
+
+def _in_sum(summaries: Sequence[PlanSummary]) -> str:
+    fetch = sum(summary.fetch_bytes for summary in summaries)
+    free = min(summary.free_bytes for summary in summaries)
+    return f"{size(fetch)} to fetch, {size(free)} free{'' if fetch <= free else ': it does not fit'}"
 
 
 def _node_row(node: Any) -> Sequence[str]:  # noqa: ANN401 (a NodeReport: importing its module imports Ray)
@@ -152,24 +197,3 @@ def _node_row(node: Any) -> Sequence[str]:  # noqa: ANN401 (a NodeReport: import
         else ("", "", "")
     )
     return (node.node.address, str(node.verdict), *numbers, str(node.error or ""))
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, so that a transfer ends in order; the second one ends at once."""
-    stop = threading.Event()
-
-    def handle(_number: int, _frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        say("stopping; once more to stop at once")
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if stop.is_set():
-            raise KeyboardInterrupt

@@ -49,5 +49,7 @@ def check_scheme(uri: str) -> str:
             hint="copy the folder to s3:// or file:// with `llm-prefetch publish`",
         )
     raise UnsupportedOriginError(
-        f"unknown scheme {scheme}://", where=redact(uri), hint=f"use one of {', '.join(f'{s}://' for s in SPOKEN)}"
+        f"unknown scheme {scheme}://",
+        where=redact(uri),
+        hint=f"use one of {', '.join(f'{s}://' for s in SPOKEN)}",
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -85,7 +87,7 @@ class LocalOrigin:
     def write(self, path: str, body: BinaryIO, size: int) -> None:  # noqa: ARG002 (others need it)
         """Copy to a temporary name beside the target, then rename."""
         target = self._folder / path
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name[:50]}.{os.getpid()}.{time.monotonic_ns()}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
@@ -93,9 +95,12 @@ class LocalOrigin:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise self._error(error, path) from error
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if isinstance(error, OSError):
+                raise self._error(error, path) from error
+            raise
 
     def _refuse(self, error: OSError) -> None:
         raise self._error(error, str(error.filename))

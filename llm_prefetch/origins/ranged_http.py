@@ -36,6 +36,7 @@ class HttpReader:
         self._where = where
         self._stall_seconds = stall_seconds
         self._connection: http.client.HTTPConnection | None = None
+        self._response: http.client.HTTPResponse | None = None
         self._host: tuple[str, str] | None = None
 
     def open_range(self, item: ObjectInfo, start: int, length: int) -> HttpBody:
@@ -67,9 +68,11 @@ class HttpReader:
 
     def close(self) -> None:
         """Drop the connection."""
+        if self._response is not None:
+            self._response.close()  # it holds the socket open when the server said that it would close it
         if self._connection is not None:
             self._connection.close()
-        self._connection = None
+        self._connection = self._response = None
 
     def _request(self, url: SplitResult, headers: dict[str, str]) -> http.client.HTTPResponse:
         """Send on the open connection; once more on a new one when the server had closed it meanwhile."""
@@ -81,7 +84,7 @@ class HttpReader:
             connection = self._connection or self._connect(url)
             try:
                 connection.request("GET", target, headers=headers)
-                return connection.getresponse()
+                response = connection.getresponse()
             except (
                 http.client.RemoteDisconnected,
                 ConnectionResetError,
@@ -91,6 +94,9 @@ class HttpReader:
                 self.close()
                 if fresh or attempt:
                     raise
+            else:
+                self._response = response
+                return response
         raise AssertionError("unreachable")
 
     def _connect(self, url: SplitResult) -> http.client.HTTPConnection:
@@ -143,7 +149,7 @@ class HttpReader:
         if isinstance(error, TimeoutError):
             reason = f"no byte for {self._stall_seconds:g} s"
         else:
-            reason = str(error) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
         return OriginUnavailableError(
             f"{path!r}: the connection failed: {reason}",
             where=self._where,

@@ -87,7 +87,9 @@ class S3Origin:
             answer = obstore.get(self._store, path)
             if answer.meta["size"] > limit:
                 raise OriginError(
-                    f"{path!r} is larger than {limit} bytes", where=self.uri, hint="publish fewer files at once"
+                    f"{path!r} is larger than {limit} bytes",
+                    where=self.uri,
+                    hint="publish fewer files at once",
                 )
             return bytes(answer.bytes())
         except Exception as error:

@@ -17,18 +17,21 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from llm_prefetch import ledger
-from llm_prefetch.errors import NotReadyError, PrefetchError, SpecError
+from llm_prefetch.errors import DiskError, LockTimeoutError, NotReadyError, PrefetchError, SpecError
 from llm_prefetch.live import DeploymentCheck, check_deployment, start_lock
 from llm_prefetch.record import Verdict
 from llm_prefetch.serve.ray_api import CallbackBase
-from llm_prefetch.store import NodeStore, acquire, open_store
+from llm_prefetch.store import NodeStore, acquire, open_store, release
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llm_prefetch.serve.options import CallbackOptions
 
 # Serve writes what is logged below its own name into the replica's log.
 _log = logging.getLogger("ray.serve.llm_prefetch")
 _LOCK_SECONDS = 5.0
+_REASON_CHARACTERS = 500
 
 
 class PrefetchCallback(CallbackBase):
@@ -65,6 +68,11 @@ class PrefetchCallback(CallbackBase):
         """
         start = _Start(self.options)
         check = start.check()
+        start.record(check)
+        task = asyncio.current_task()
+        if task is not None:
+            # This task runs all of the engine's start: when it is done, the engine is ready or has failed.
+            task.add_done_callback(start.end)
         if check.ready:
             engine_path = str(start.engine_path(check))
             engine = self.llm_config.get_engine_config()
@@ -82,17 +90,12 @@ class PrefetchCallback(CallbackBase):
                 "llm-prefetch: %s is %s on this node (%s); going on with: %s",
                 check.deployment, check.verdict, check.reason, start.rung,
             )  # fmt: skip
-        start.record(check)
         if not check.ready and start.rung == "fail":
             raise NotReadyError(
                 f"{check.deployment} is {check.verdict} on this node: {check.reason}",
                 where=str(start.root),
                 hint="stage it, or allow a fallback with on_miss: [ray]",
             )
-        task = asyncio.current_task()
-        if task is not None:
-            # This task runs all of the engine's start: when it is done, the engine is ready or has failed.
-            task.add_done_callback(start.end)
 
 
 class _Start:
@@ -114,22 +117,20 @@ class _Start:
         return (self._checked - self._began) * 1000
 
     def check(self) -> DeploymentCheck:
-        """The quick check, under the lock that keeps a switch away; no problem of the store is raised."""
+        """The quick check, under the lock that keeps a switch away; nothing that is wrong with the store is raised."""
         name = self.options.live_name
         try:
             self._store = open_store(self.options.root)
             self.root = self._store.root
-            self._lock = acquire(
-                start_lock(self._store, name),
-                shared=True,
-                seconds=_LOCK_SECONDS,
-                waiting_for="a switch of generations",
-            )
+            self._lock = self._share(start_lock(self._store, name))
             check = check_deployment(self._store, name)
         except PrefetchError as error:
             check = DeploymentCheck(name, "", Verdict.MISSING, str(error), (), ())
         except OSError as error:
             check = DeploymentCheck(name, "", Verdict.MISSING, f"the store cannot be read: {error}", (), ())
+        except Exception as error:  # noqa: BLE001 (whatever lies there, it must not keep a replica from its fallback)
+            _log.exception("llm-prefetch: the check of %s failed", name)
+            check = DeploymentCheck(name, "", Verdict.MISSING, f"the check failed: {error!r}", (), ())
         self._checked = time.monotonic()
         if not check.ready:
             self._let_go()
@@ -146,7 +147,6 @@ class _Start:
         if self.options.model in models:
             models = [self.options.model]
         if len(models) != 1 or self.options.model not in (None, models[0]):
-            self._let_go()
             raise SpecError(
                 f"which model? {check.deployment} holds {', '.join(models) or 'none'}",
                 where="callback_config.callback_kwargs.model",
@@ -170,16 +170,44 @@ class _Start:
             )
 
     def end(self, task: asyncio.Task[Any]) -> None:
-        """The engine is ready or its start has failed: let go of the generation and write it down."""
-        self._let_go()
-        if self._store is None:
-            return
-        error = None if task.cancelled() else task.exception()
-        outcome = "cancelled" if task.cancelled() else "ready" if error is None else f"failed: {error}"
-        seconds = round(time.monotonic() - self._checked, 3)
-        ledger.append(self._store, "engine", start=self.id, outcome=outcome, seconds=seconds)
+        """The engine is ready or its start has failed: let go of the generation and write it down.
+
+        The event loop calls this, so nothing may be raised.
+        """
+        try:
+            self._let_go()
+            if self._store is not None:
+                seconds = round(time.monotonic() - self._checked, 3)
+                ledger.append(self._store, "engine", start=self.id, outcome=_outcome(task), seconds=seconds)
+        except Exception:  # noqa: BLE001
+            _log.exception("llm-prefetch: the end of start %s is not in the ledger", self.id)
+
+    @staticmethod
+    def _share(lock: Path) -> int:
+        """Keep a switch away; where no lock can be had the start goes on without, as no check rests on it.
+
+        Raises:
+            LockTimeoutError: a switch is in progress and does not end.
+        """
+        try:
+            return acquire(lock, shared=True, seconds=_LOCK_SECONDS, waiting_for="a switch of generations")
+        except LockTimeoutError:
+            raise
+        except DiskError as error:  # a store that this user may only read, or a full disk
+            _log.debug("llm-prefetch: starting without a lock: %s", error)
+            return -1
 
     def _let_go(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
+        fd, self._lock = self._lock, -1
+        if fd >= 0:
+            release(fd)
+
+
+def _outcome(task: asyncio.Task[Any]) -> str:
+    if task.cancelled():
+        return "cancelled"
+    error = task.exception()
+    if error is None:
+        return "ready"
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"failed: {reason[:_REASON_CHARACTERS]}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _REPOSITORY = Path(__file__).parents[2]
 _LOG_PATH = "/_requests"  # no bucket may have an underscore in front
+_BROKEN_PATH = "/_broken/"
 _REGION = "us-east-1"
 
 
@@ -148,6 +149,14 @@ class S3Server:
         """Bytes of objects sent since the start or the last `forget`."""
         return sum(request.sent for request in self.requests("read"))
 
+    def fail(self, bucket: str) -> None:
+        """Answer every request about `bucket` with 503 until `mend`."""
+        self._call("PUT", _BROKEN_PATH + bucket)
+
+    def mend(self, bucket: str) -> None:
+        """Serve `bucket` again."""
+        self._call("DELETE", _BROKEN_PATH + bucket)
+
     def close(self) -> None:
         """Close the connections of `client`."""
         if "client" in self.__dict__:
@@ -155,7 +164,10 @@ class S3Server:
 
     def forget(self) -> None:
         """Start counting from nothing."""
-        request = urllib.request.Request(self.endpoint + _LOG_PATH, method="DELETE")
+        self._call("DELETE", _LOG_PATH)
+
+    def _call(self, method: str, path: str) -> None:
+        request = urllib.request.Request(self.endpoint + path, method=method)
         urllib.request.urlopen(request, timeout=30).close()
 
 
@@ -178,10 +190,11 @@ def _serve(host: str, port_file: str) -> None:
 
 @dataclass
 class _Counting:
-    """WSGI middleware that remembers each request, and gives the list at `_LOG_PATH`."""
+    """WSGI middleware that remembers each request, gives the list at `_LOG_PATH`, and fails for broken buckets."""
 
     app: WSGIApplication
     served: list[Request] = field(default_factory=list)  # appending is atomic: no lock
+    broken: set[str] = field(default_factory=set)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == _LOG_PATH:
@@ -192,6 +205,11 @@ class _Counting:
                 "200 OK", [("Content-Length", str(len(body))), ("Content-Type", "application/json")]
             )
             return [body]
+        if environ["PATH_INFO"].startswith(_BROKEN_PATH):
+            bucket = environ["PATH_INFO"].removeprefix(_BROKEN_PATH)
+            (self.broken.add if environ["REQUEST_METHOD"] == "PUT" else self.broken.discard)(bucket)
+            start_response("204 No Content", [])
+            return []
         return self._counted(environ, start_response)
 
     def _counted(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
@@ -202,7 +220,8 @@ class _Counting:
             return start_response(line, *rest)
 
         sent = 0
-        body = self.app(environ, remember_status)
+        broken = environ["PATH_INFO"].lstrip("/").partition("/")[0] in self.broken
+        body = (_slow_down if broken else self.app)(environ, remember_status)
         try:
             for part in body:
                 sent += len(part)
@@ -214,3 +233,10 @@ class _Counting:
             code = int(status[-1].split()[0]) if status else 0
             method = environ["REQUEST_METHOD"]
             self.served.append(Request(method, path, query, environ.get("HTTP_RANGE"), code, sent))
+
+
+def _slow_down(_environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    """What S3 answers when it has too much to do."""
+    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    start_response("503 Slow Down", [("Content-Length", str(len(body))), ("Content-Type", "application/xml")])
+    return [body]

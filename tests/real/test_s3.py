@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -56,3 +58,17 @@ def test_obstore_reads_with_the_environment_given(s3: S3Server, monkeypatch: pyt
     s3.put(bucket, "x", b"0123456789")
     store = S3Store(bucket)
     assert bytes(obstore.get_range(store, "x", start=2, length=3)) == b"234"
+
+
+def test_a_bucket_can_fail_for_a_while(s3: S3Server) -> None:
+    broken, well = s3.create_bucket("broken"), s3.create_bucket("well")
+    s3.put(broken, "x", b"0123456789")
+    s3.put(well, "x", b"0123456789")
+    s3.fail(broken)
+    with pytest.raises(urllib.error.HTTPError) as failure:
+        urllib.request.urlopen(f"{s3.endpoint}/{broken}/x", timeout=30)
+    with failure.value as answer:
+        assert answer.code == 503
+    assert s3.get(well, "x") == b"0123456789"
+    s3.mend(broken)
+    assert s3.get(broken, "x") == b"0123456789"

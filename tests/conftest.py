@@ -1,0 +1,63 @@
+"""What every test starts from: an environment without our settings and without anybody's credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from llm_prefetch.store import NodeStore, open_store
+from tests.samples import NOBODY
+
+pytest_plugins = ["tests.real_fixtures"]
+
+hypothesis.settings.register_profile("fast", max_examples=40, deadline=None)
+hypothesis.settings.load_profile("fast")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of ours, no cloud credentials, and a home and a store that end with the test."""
+    for name in [name for name in os.environ if name.startswith(("LLM_PREFETCH_", "AWS_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LLM_PREFETCH_ROOT", str(tmp_path / "store"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> NodeStore:
+    """An empty node store."""
+    return open_store(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """After the test no thread is left, and no descriptor but those from before."""
+    threads, descriptors = set(threading.enumerate()), _descriptors()
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert not left
+    assert _descriptors() - descriptors == set()
+
+
+@pytest.fixture
+def nobodys_folder() -> Iterator[Path]:
+    """A folder that an unprivileged user may write to, for tests that act as one (see `samples.as_nobody`)."""
+    with tempfile.TemporaryDirectory(prefix="llm-prefetch-nobody-") as name:
+        if os.geteuid() == 0:
+            os.chown(name, NOBODY, NOBODY)
+        yield Path(name)
+
+
+def _descriptors() -> set[tuple[str, str]]:
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add((link.name, str(link.readlink())))
+    return {(name, target) for name, target in found if not target.startswith("/proc/")}

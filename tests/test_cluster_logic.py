@@ -1,0 +1,213 @@
+"""What needs no cluster: counting nodes, pinning versions, and waiting for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from llm_prefetch.cluster import ClusterReport, Node, NodeReport, Pins, require_ready, stage_cluster
+from llm_prefetch.errors import (
+    ClusterError,
+    NoSpaceError,
+    NotReadyError,
+    OriginChangedError,
+    OriginNotFoundError,
+    PrefetchError,
+)
+from llm_prefetch.progress import PercentOfNodes, Snapshot
+from llm_prefetch.record import Verdict
+from llm_prefetch.spec import Spec
+from llm_prefetch.stage import ArtifactReport, StageReport
+from tests.samples import make_manifest
+
+NODES = [Node(f"id{n}", f"10.0.0.{n}", f"host{n}") for n in range(3)]
+ONE, OTHER = make_manifest({"a": b"one"}), make_manifest({"a": b"other"})
+
+
+def ready(node: Node, *, verdict: Verdict = Verdict.HIT) -> NodeReport:
+    artifact = ArtifactReport("weights", ONE.version, verdict, 10, 7, 3, 0.5)
+    return NodeReport(node, StageReport("llama", "b3-1", True, (artifact,), 1.234))
+
+
+def failed(node: Node, error: PrefetchError | None = None) -> NodeReport:
+    return NodeReport(node, error=error or NoSpaceError("full", where="/mnt", hint="free some"))
+
+
+def spec(min_ready: str = "all", **rest: Any) -> Spec:
+    artifacts = [{"name": "weights", "uri": "s3://b/m"}, {"name": "adapter", "uri": "s3://b/a"}]
+    return Spec.model_validate(
+        {"deployment": "llama", "artifacts": artifacts, "policy": {"min_ready": min_ready}, **rest}
+    )
+
+
+class Percents:
+    """A `PercentOfNodes` with a clock to turn, and what it reported."""
+
+    def __init__(self, nodes: int) -> None:
+        self.now, self.said = 0.0, list[float]()
+        self.of = PercentOfNodes(
+            lambda percent, _total: self.said.append(percent), nodes=nodes, clock=lambda: self.now
+        )
+
+    def after(self, seconds: float, node: str, done: int, total: int = 1000) -> list[float]:
+        self.now += seconds
+        self.of.update(node, Snapshot("weights", total, done, self.now))
+        return self.said
+
+
+def test_progress_is_reported_seldom_and_only_when_it_moved() -> None:
+    percents = Percents(nodes=1)
+    assert percents.after(1, "a", 500) == []  # too soon
+    assert percents.after(5, "a", 501) == [50.1]
+    assert percents.after(5, "a", 505) == [50.1]  # less than one percent
+    assert percents.after(1, "a", 900) == [50.1, 90.0]
+    assert percents.after(9, "a", 800) == [50.1, 90.0]  # a range that is fetched again: not backwards
+
+
+def test_progress_counts_nodes_that_have_not_begun() -> None:
+    percents = Percents(nodes=4)
+    assert percents.after(5, "a", 1000) == [25.0]
+    assert percents.after(5, "b", 0, total=0) == [25.0]  # its actor is up, and knows nothing yet
+    assert percents.after(5, "b", 1000) == [25.0, 50.0]
+
+
+def test_progress_is_100_when_all_is_done_and_not_before() -> None:
+    percents = Percents(nodes=1)
+    assert percents.after(5, "a", 1000) == [99.0]  # another artifact may follow
+    assert percents.after(5, "a", 1000, total=4000) == [99.0]
+    percents.of.finish()
+    assert percents.said == [99.0, 100.0]
+    nothing_to_do = Percents(nodes=2)
+    nothing_to_do.of.finish()
+    assert nothing_to_do.said == [100.0]
+
+
+def test_a_report_has_a_row_for_every_node() -> None:
+    report = ClusterReport((ready(NODES[0]), failed(NODES[1]), ready(NODES[2], verdict=Verdict.STALE)), 2)
+    assert report.rows() == [
+        {"node": "10.0.0.0", "verdict": "HIT", "fetched_bytes": 7, "reused_bytes": 3, "seconds": 1.23, "error": ""},
+        {"node": "10.0.0.1", "verdict": "MISSING", "fetched_bytes": 0, "reused_bytes": 0, "seconds": None,
+         "error": "full (/mnt): free some"},
+        {"node": "10.0.0.2", "verdict": "STALE", "fetched_bytes": 7, "reused_bytes": 3, "seconds": 1.23, "error": ""},
+    ]  # fmt: skip
+    assert (report.ready_nodes, report.ready) == (1, False)
+
+
+def test_too_few_nodes_are_the_error_of_the_first_that_failed() -> None:
+    require_ready(ClusterReport((ready(NODES[0]), failed(NODES[1])), 1))
+    with pytest.raises(NoSpaceError) as raised:
+        require_ready(ClusterReport((ready(NODES[0]), failed(NODES[1])), 2))
+    assert str(raised.value) == "1 of 2 nodes are ready, 2 are needed; full (/mnt): free some"
+    with pytest.raises(NotReadyError, match="0 of 1 nodes are ready, 1 are needed"):
+        require_ready(ClusterReport((ready(NODES[0], verdict=Verdict.STALE),), 1))
+    with pytest.raises(NotReadyError, match="1 of 1 nodes are ready, 5 are needed"):
+        require_ready(ClusterReport((ready(NODES[0]),), 5))
+
+
+def test_all_nodes_run_at_once_and_none_hides_another() -> None:
+    together = threading.Barrier(3, timeout=30)
+
+    def work(node: Node, pins: Pins) -> NodeReport:
+        together.wait()  # would time out if one waited for another
+        assert not pins.complete
+        return ready(node) if node is not NODES[1] else failed(node)
+
+    with ThreadPoolExecutor(3) as pool:
+        report = stage_cluster(
+            spec("2"), NODES, lambda node, pins: pool.submit(work, node, pins), stop=threading.Event()
+        )
+    assert [r.node for r in report.nodes] == NODES
+    assert [r.ready for r in report.nodes] == [True, False, True]
+    assert report.ready
+    assert isinstance(report.first_error, NoSpaceError)
+
+
+def test_an_interrupted_run_tells_its_nodes_to_stop_and_waits_for_them() -> None:
+    stop, ended = threading.Event(), list[str]()
+
+    def work(node: Node) -> NodeReport:
+        stop.wait(30)
+        ended.append(node.id)
+        return failed(node, ClusterError("the staging was cancelled"))
+
+    class Interrupted:
+        def __init__(self, future: Future[NodeReport]) -> None:
+            self.future = future
+
+        def result(self) -> NodeReport:
+            if not stop.is_set():
+                raise KeyboardInterrupt
+            return self.future.result()
+
+    with ThreadPoolExecutor(3) as pool, pytest.raises(KeyboardInterrupt):
+        stage_cluster(spec(), NODES, lambda node, _: Interrupted(pool.submit(work, node)), stop=stop)
+    assert sorted(ended) == ["id0", "id1", "id2"]
+
+
+def in_thread(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> tuple[Future[Any], threading.Event]:
+    began = threading.Event()
+
+    def run() -> Any:
+        began.set()
+        return work()
+
+    return pool.submit(run), began
+
+
+def test_the_first_answer_pins_an_artifact() -> None:
+    pins = Pins(frozenset({"weights"}))
+    pins.offer({})
+    assert not pins.complete
+    pins.offer({"weights": ONE})
+    pins.offer({"weights": OTHER})
+    assert pins.complete
+    assert pins.known == {"weights": ONE}
+    pins.settle({"weights": ONE})
+    with pytest.raises(OriginChangedError, match=OTHER.version):
+        pins.settle({"weights": OTHER})
+
+
+def test_nodes_take_turns_until_one_knows_the_versions() -> None:
+    pins, stop = Pins(frozenset({"weights"})), threading.Event()
+
+    def second() -> dict[str, Any]:
+        with pins.turn(stop):
+            return pins.known
+
+    def third() -> dict[str, Any]:
+        with pins.turn(stop):
+            raise OriginNotFoundError("not for me")
+
+    with ThreadPoolExecutor(2) as pool:
+        with pins.turn(stop):
+            waiting, began = in_thread(pool, second)
+            failing, _ = in_thread(pool, third)
+            began.wait(30)
+            assert not waiting.done()
+            pins.settle({"weights": ONE})
+        assert waiting.result(30) == {"weights": ONE}
+        with pytest.raises(OriginNotFoundError):
+            failing.result(30)
+    with pins.turn(stop), pins.turn(stop):  # nobody waits any more
+        pass
+
+
+def test_a_node_that_fails_hands_its_turn_on() -> None:
+    pins, stop = Pins(frozenset({"weights"})), threading.Event()
+    with pytest.raises(NoSpaceError), pins.turn(stop):
+        raise NoSpaceError("full")
+    with pins.turn(stop), ThreadPoolExecutor(1) as pool:
+
+        def after_me() -> bool:
+            with pins.turn(stop):
+                return pins.complete
+
+        waiting, began = in_thread(pool, after_me)
+        began.wait(30)
+        assert not waiting.done()
+        stop.set()  # a cancelled run waits for nothing
+        assert waiting.result(30) is False
