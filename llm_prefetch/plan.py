@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_prefetch.errors import NoSpaceError
-from llm_prefetch.journal import read_journal
+from llm_prefetch.journal import Journal, read_journal
 from llm_prefetch.manifest import CHUNK_BYTES, Manifest
 from llm_prefetch.record import CommitRecord, Verdict, check_record, records
 from llm_prefetch.redact import redact
@@ -87,8 +87,8 @@ class Plan:
         )
 
 
-def make_plan(store: NodeStore, source: Source) -> Plan:
-    """Compare what is wanted with what is on the disk.
+def make_plan(store: NodeStore, source: Source, journal: Journal | None = None) -> Plan:
+    """Compare what is wanted with what is on the disk, as `journal` tells or, without one, the journal there.
 
     Raises:
         OSError: the store cannot be read.
@@ -98,7 +98,7 @@ def make_plan(store: NodeStore, source: Source) -> Plan:
     committed = find_committed(store, source)
     if committed is not None:
         return Plan(source, committed, (), committed.bytes, committed.bytes, free_bytes)
-    done = read_journal(store.partial(source.key) / "journal").done
+    done = (journal or read_journal(store.partial(source.key) / "journal")).done
     chunks = tuple(chunk for chunk in all_chunks(source) if not _is_done(chunk, done))
     fetch_bytes = sum(chunk.length for chunk in chunks)
     return Plan(source, None, chunks, content.total_bytes, content.total_bytes - fetch_bytes, free_bytes)

@@ -233,7 +233,9 @@ def _fetch_and_commit(
     name, key = source.artifact.name, source.key
     with trace.step("prepare", artifact=name):
         journal = prepare_partial(store, source)
-        todo = make_plan(store, source)
+        todo = make_plan(store, source, journal)
+        if todo.committed is not None:  # meanwhile, by one that our lock did not keep out
+            return todo.committed, 0
         check_space(store, todo)
     progress.start(name, todo.total_bytes)
     progress.advance(todo.reuse_bytes)

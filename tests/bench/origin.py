@@ -1,0 +1,142 @@
+"""A fast S3-like origin on this machine: nginx serves the bytes and one listing made beforehand.
+
+Signatures are not checked and only `ListObjectsV2`, `HEAD` and ranged `GET` are answered: enough for obstore, our
+reader and s5cmd, and fast enough that the client is what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from tests.real.ports import free_port, listens
+
+BUCKET = "bench"
+_CONFIG = """
+daemon off; pid {base}/pid; error_log {base}/error.log; worker_processes auto; {user}
+events {{ worker_connections 1024; }}
+http {{
+    log_format bytes '$request_method $uri $status $body_bytes_sent $http_range';
+    access_log {base}/access.log bytes;
+    client_body_temp_path {base}/t1; proxy_temp_path {base}/t2; fastcgi_temp_path {base}/t3;
+    uwsgi_temp_path {base}/t4; scgi_temp_path {base}/t5;
+    sendfile on; tcp_nopush on; keepalive_requests 100000; default_type application/octet-stream;
+    # The listing of a prefix is a file, named by the prefix with "-" for "/".
+    map $args $prefix {{ default ""; ~list-type=2 listed; }}
+    map $arg_prefix $listing {{ default $arg_prefix; ~^(?<name>[a-z0-9]+) $name; }}
+    server {{
+        listen 127.0.0.1:{port}; root {data};
+        location = /{bucket} {{ rewrite ^ /{bucket}/ last; }}
+        location = /{bucket}/ {{ default_type application/xml; try_files /.listing/$listing.xml =404; }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class FastOrigin:
+    """A running nginx."""
+
+    endpoint: str
+    data: Path
+    log: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What obstore and s5cmd need to use it."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "S3_ENDPOINT_URL": self.endpoint,  # as s5cmd calls it
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def folder(self, prefix: str) -> Path:
+        """Where the objects of a prefix lie."""
+        return self.data / BUCKET / prefix
+
+    def list(self, prefix: str) -> str:
+        """Write the listing of a prefix, which must be one plain word; returns its URI."""
+        base = self.folder(prefix)
+        rows = []
+        for path in sorted(path for path in base.rglob("*") if path.is_file()):
+            found = path.stat()
+            key = f"{prefix}/{path.relative_to(base).as_posix()}"
+            etag = f"&quot;{int(found.st_mtime):x}-{found.st_size:x}&quot;"  # as nginx makes it
+            rows.append(
+                f"<Contents><Key>{escape(key)}</Key><Size>{found.st_size}</Size><ETag>{etag}</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            )
+        listing = self.data / ".listing" / f"{prefix}.xml"
+        listing.parent.mkdir(exist_ok=True)
+        listing.write_text(
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
+        )
+        return f"s3://{BUCKET}/{prefix}"
+
+    def data_bytes(self) -> int:
+        """Bytes of objects that were served so far, manifests and listings left out."""
+        return sum(
+            int(sent)
+            for method, uri, _, sent, *_ in map(str.split, self.log.read_text().splitlines())
+            if method == "GET" and "/.l" not in uri
+        )
+
+
+@contextlib.contextmanager
+def fast_origin(base: Path) -> Iterator[FastOrigin]:
+    """Run nginx on a free port of 127.0.0.1 for the length of the block.
+
+    Raises:
+        RuntimeError: there is no nginx, or it does not start.
+    """
+    program, port = _nginx(base), free_port()
+    data = base / "origin"
+    (data / BUCKET).mkdir(parents=True, exist_ok=True)
+    user = "user root;" if os.geteuid() == 0 else ""
+    config = base / "nginx.conf"
+    config.write_text(_CONFIG.format(base=base, user=user, port=port, data=data, bucket=BUCKET))
+    log = base / "access.log"
+    log.unlink(missing_ok=True)
+    argv = [program, "-p", str(base), "-e", str(base / "error.log"), "-c", str(config)]
+    server = subprocess.Popen(argv)
+    try:
+        deadline = time.monotonic() + 10
+        while not listens("127.0.0.1", port):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"nginx does not start; see {base / 'error.log'}")
+            time.sleep(0.05)
+        yield FastOrigin(f"http://127.0.0.1:{port}", data, log)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _nginx(base: Path) -> str:
+    """The program: from this machine, or unpacked, not installed, from the distribution's package."""
+    unpacked = base / "nginx" / "usr" / "sbin" / "nginx"
+    found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or (
+        unpacked.exists() and unpacked
+    )
+    if found:
+        return str(found)
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        raise RuntimeError("there is no nginx on this machine")
+    print("fetching nginx with apt-get and unpacking it into .bench", flush=True)
+    try:
+        subprocess.run(["apt-get", "download", "nginx"], cwd=base, check=True, capture_output=True)
+        subprocess.run(
+            ["dpkg", "-x", *base.glob("nginx_*.deb"), base / "nginx"], check=True, capture_output=True
+        )
+        subprocess.run([unpacked, "-v"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"nginx cannot be fetched: {error}") from error
+    return str(unpacked)
