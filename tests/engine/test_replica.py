@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.checkpoint import write_checkpoint
+from tests.real.hosts import Host
 from tests.real.serve_app import ServeApp, chat, serve_llm
 from tests.real.world import World
 
@@ -54,7 +55,7 @@ def answer(app: ServeApp) -> str:
 def test_a_replica_on_a_staged_node_starts_from_the_engine_path_and_reads_nothing_from_the_origin(staged):
     with replica(staged) as app:
         assert answer(app) == STAGED
-        (host,) = [host for host in staged.cluster.hosts if rows(staged, host, "start")]
+        (host,) = [host for host in hosts(staged) if rows(staged, host, "start")]
         (start,), (engine,) = rows(staged, host, "start"), rows(staged, host, "engine")
         assert (start["verdict"], start["rung"]) == ("HIT", "hit")
         assert (engine["outcome"], engine["start"]) == ("ready", start["start"])
@@ -69,7 +70,7 @@ def test_a_replica_on_a_staged_node_starts_from_the_engine_path_and_reads_nothin
 
 
 def test_a_replica_never_starts_from_files_that_changed_and_falls_back_to_rays_download(staged):
-    for host in staged.cluster.hosts:
+    for host in hosts(staged):
         (shard,) = host.disk.glob("artifacts/weights/b3-*/model-00001-*.safetensors")
         with shard.open("r+b") as file:
             file.seek(-1, 2)
@@ -78,12 +79,17 @@ def test_a_replica_never_starts_from_files_that_changed_and_falls_back_to_rays_d
             file.write(bytes([byte[0] ^ 1]))
     with replica(staged) as app:
         assert answer(app) == AT_ORIGIN
-        (host,) = [host for host in staged.cluster.hosts if rows(staged, host, "start")]
+        (host,) = [host for host in hosts(staged) if rows(staged, host, "start")]
         (start,) = rows(staged, host, "start")
         assert (start["verdict"], start["rung"]) == ("CORRUPT", "ray")
         assert "was changed since it was committed" in start["reason"]
         assert "is CORRUPT on this node" in app.replica_log()
         assert staged.s3.bytes_read() > 0
+
+
+def hosts(world: World) -> list[Host]:
+    """Other tests of the session add hosts and kill them."""
+    return [host for host in world.cluster.hosts if host.running]
 
 
 def rows(world: World, host: object, kind: str) -> list[dict]:

@@ -1,0 +1,1 @@
+"""The flow and its deployments, on a real Prefect server and a real Ray cluster."""

@@ -1,0 +1,137 @@
+"""What the tests of the flow ask Prefect's REST API."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.processes import wait_until
+from tests.real.world import Prefect, World
+
+
+@dataclass(frozen=True)
+class Run:
+    """A flow run, as the server knows it."""
+
+    api: str
+    id: str
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Its state's name and message."""
+        state = call(self.api, f"/flow_runs/{self.id}")["state"]
+        return state["name"], state["message"] or ""
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """How often each task run was tried, by name."""
+        return {run["name"]: run["run_count"] for run in self._tasks()}
+
+    @property
+    def task_states(self) -> dict[str, str]:
+        """The state of each task run, by name."""
+        return {run["name"]: run["state_name"] for run in self._tasks()}
+
+    @property
+    def logs(self) -> list[dict[str, Any]]:
+        """What the run logged."""
+        found = call(self.api, "/logs/filter", {"logs": {"flow_run_id": {"any_": [self.id]}}})
+        return list(found)
+
+    def artifact(self, kind: str) -> Any:
+        """The data of the one artifact of that type."""
+        found = call(self.api, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [self.id]}}})
+        (data,) = [artifact["data"] for artifact in found if artifact["type"] == kind]
+        return data
+
+    @property
+    def table(self) -> dict[str, dict[str, Any]]:
+        """The table artifact: its rows by node."""
+        return {row["node"]: row for row in json.loads(self.artifact("table"))}
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until the run or one of its task runs is in one of these states."""
+        wait_until(
+            lambda: not {self.state[0], *self.task_states.values()}.isdisjoint(names),
+            120,
+            f"a run is {names}",
+        )
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        return list(call(self.api, "/task_runs/filter", {"flow_runs": {"id": {"any_": [self.id]}}}))
+
+
+@dataclass(frozen=True)
+class Flows:
+    """The surroundings with empty node stores, and Prefect."""
+
+    prefect: Prefect
+    folder: Path
+
+    @property
+    def world(self) -> World:
+        return self.prefect.around
+
+    @property
+    def api(self) -> str:
+        return self.prefect.server.api_url
+
+    def run(self, run_id: str) -> Run:
+        return Run(self.api, run_id)
+
+    def run_in(self, output: str) -> Run:
+        """The run that `prefect deployment run` says it made."""
+        found = re.search(r"UUID: ([0-9a-f-]{36})", output)
+        assert found, output
+        return self.run(found[1])
+
+    def publish(self, bucket: str, name: str, files: int = 1, kilobytes: int = 256) -> int:
+        """Bring random files to `s3://bucket/name`, with a manifest; how many bytes."""
+        s3 = self.world.s3
+        if bucket not in {each["Name"] for each in s3.client.list_buckets()["Buckets"]}:
+            s3.create_bucket(bucket)
+        folder = self.folder / name
+        folder.mkdir()
+        for number in range(files):
+            (folder / f"part-{number}.bin").write_bytes(os.urandom(kilobytes * 1024))
+        self.world.cli(self.world.head, "publish", folder, f"s3://{bucket}/{name}")
+        s3.forget()
+        return files * kilobytes * 1024
+
+    def direct(self, *specs: dict[str, Any], server: bool = True) -> list[dict[str, Any]]:
+        """Run the flow for each spec in one process on the head, with the server or without any."""
+        argv = [sys.executable, "-m", "tests.flows.driver", json.dumps(specs)]
+        env = self.prefect.server.env if server else {"PREFECT_HOME": str(self.folder / "prefect")}
+        done = self.world.head.run(argv, env=env, timeout=240)
+        lines = [line for line in done.stdout.splitlines() if line.startswith('{"run"')]
+        return [json.loads(line) for line in lines]
+
+
+def call(api: str, path: str, body: Any = None) -> Any:
+    """GET, or POST with a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(api + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def spec(bucket: str, *names: str, **rest: Any) -> dict[str, Any]:
+    """A spec of the artifacts of these names."""
+    artifacts: Sequence[Any] = [{"name": name, "uri": f"s3://{bucket}/{name}"} for name in names]
+    return {"deployment": bucket, "artifacts": artifacts, **rest}
+
+
+@pytest.fixture
+def flows(prefect: Prefect, tmp_path: Path) -> Flows:
+    """Empty node stores, and Prefect."""
+    prefect.around.wipe()
+    return Flows(prefect, tmp_path)

@@ -1,0 +1,1 @@
+"""Staging on a real Ray cluster of several hosts."""

@@ -1,0 +1,77 @@
+"""A driver that uses the library as a program does: run on a host with `-m`, it prints what it saw as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from llm_prefetch.cluster import Pins, connected, plan_node, select_nodes, stage_node
+from llm_prefetch.errors import PrefetchError
+from llm_prefetch.origins import open_origin
+from llm_prefetch.spec import NodeSelector, Spec
+
+
+def select(selectors: list[dict[str, Any]]) -> list[Any]:
+    """The host names that each selector chooses, or the error."""
+    found: list[Any] = []
+    for selector in selectors:
+        try:
+            found.append([node.hostname for node in select_nodes(NodeSelector.model_validate(selector))])
+        except PrefetchError as error:
+            found.append(plain(error))
+    return found
+
+
+def ids() -> dict[str, str]:
+    """Host name to Ray node id."""
+    return {node.hostname: node.id for node in select_nodes(NodeSelector())}
+
+
+def fail(spec: dict[str, Any]) -> list[Any]:
+    """The errors of planning and of staging on one node."""
+    parsed = Spec.model_validate(spec)
+    node = select_nodes(parsed.nodes)[0]
+    try:
+        plan_node(node, parsed, root=None)
+        planned = None
+    except PrefetchError as error:
+        planned = plain(error)
+    return [planned, plain(stage_node(node, parsed, pins(parsed), root=None).error)]
+
+
+def change_between(spec: dict[str, Any], path: str) -> list[Any]:
+    """Stage on one node, change an object at the origin, and stage on the others, in one run."""
+    parsed = Spec.model_validate(spec)
+    first, *others = select_nodes(parsed.nodes)
+    run = pins(parsed)
+    reports = [stage_node(first, parsed, run, root=None)]
+    origin = open_origin(parsed.artifacts[0].uri)
+    old = origin.read(path, 2**30)
+    changed = Path(f"/tmp/{parsed.deployment}-changed")
+    changed.write_bytes(bytes(len(old)))
+    with changed.open("rb") as body:
+        origin.write(path, body, len(old))
+    changed.unlink()
+    reports += [stage_node(node, parsed, run, root=None) for node in others]
+    return [
+        report.report.artifacts[0].version if report.report else plain(report.error) for report in reports
+    ]
+
+
+def pins(spec: Spec) -> Pins:
+    return Pins(frozenset(artifact.name for artifact in spec.artifacts))
+
+
+def plain(error: PrefetchError | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"type": type(error).__name__, "code": error.code, "message": error.message,
+            "where": error.where, "hint": error.hint}  # fmt: skip
+
+
+if __name__ == "__main__":
+    calls = {work.__name__: work for work in (select, ids, fail, change_between)}
+    with connected():
+        print(json.dumps([calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]))
