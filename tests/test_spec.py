@@ -99,7 +99,7 @@ def test_an_unsafe_name_is_refused(name):
         ({"artifacts": [{"name": "w"}]}, "artifacts[0].uri"),
         ({"artifacts": [{"name": "w", "uri": "no scheme"}]}, "artifacts[0].uri"),
         ({"artifacts": [{"name": "w", "uri": "s3://"}]}, "artifacts[0].uri"),
-        ({"artifacts": [{"name": "w", "uri": "file:///x", "kind": "wights"}]}, "artifacts[0].kind"),
+        ({"artifacts": [{"name": "w", "uri": "file:///x", "kind": "brain"}]}, "artifacts[0].kind"),
         ({"artifacts": [{"name": "w", "uri": "file:///x", "version": "latest"}]}, "artifacts[0].version"),
         ({"artifacts": [{"name": 1, "uri": "file:///x"}]}, "artifacts[0].name"),
         ({"artefacts": []}, "artefacts"),
