@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from llm_prefetch.serve.options import parse_options
-from llm_prefetch.spec import Spec, parse_spec
+from llm_prefetch.spec import parse_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 
 def generator():
@@ -53,7 +52,3 @@ def test_the_callback_in_a_serve_yaml_is_valid(page):
             options = parse_options(config["callback_config"]["callback_kwargs"])
             assert options.deployment.startswith("stage/")
 
-
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-def test_a_deployment_in_prefect_yaml_stages_what_it_is_named_after(deployment):
-    assert Spec.model_validate(deployment["parameters"]["spec"]).deployment == deployment["name"]

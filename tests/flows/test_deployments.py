@@ -27,6 +27,7 @@ def test_prefect_finds_the_file_from_the_root() -> None:
     assert (ROOT / "prefect.yaml").samefile(ROOT / "deployments" / "prefect.yaml")
 
 
+@pytest.mark.prefect
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 def test_a_deployment_fits_its_flow(deployment: dict[str, Any]) -> None:
     parameters = dict(deployment["parameters"])
