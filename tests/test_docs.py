@@ -51,4 +51,3 @@ def test_the_callback_in_a_serve_yaml_is_valid(page):
         for config in application["args"]["llm_configs"]:
             options = parse_options(config["callback_config"]["callback_kwargs"])
             assert options.deployment.startswith("stage/")
-
