@@ -82,7 +82,7 @@ def open_beneath(root_fd: int, path: str, flags: int) -> int:
         OSError: the disk refused.
     """
     parent, _, name = path.rpartition("/")
-    folder_fd = _open_folders(root_fd, parent)
+    folder_fd = open_folder_beneath(root_fd, parent)
     try:
         # Not blocking, or a pipe in the way would hold us for ever.
         fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644, dir_fd=folder_fd)
@@ -94,6 +94,60 @@ def open_beneath(root_fd: int, path: str, flags: int) -> int:
         os.close(fd)
         raise _in_the_way(path)
     return fd
+
+
+def open_folder_beneath(root_fd: int, parent: str) -> int:
+    """Walk down to `parent`, one component at a time, creating what is missing; the caller closes the result.
+
+    Raises:
+        UnsafePathError: a component is a symbolic link or a file.
+        OSError: the disk refused.
+    """
+    folder_fd = os.dup(root_fd)
+    for component in parent.split("/") if parent else ():
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(component, 0o755, dir_fd=folder_fd)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            below = os.open(component, flags, dir_fd=folder_fd)
+        except OSError as error:
+            raise _as_unsafe(error, parent) from error
+        finally:
+            os.close(folder_fd)
+        folder_fd = below
+    return folder_fd
+
+
+def open_own_beneath(root_fd: int, path: str) -> int:
+    """Open `path` as `open_beneath` does, to write to it, and make sure that it is nobody else's.
+
+    A file that another version shares is given up for a new one, and a read-only file is made writable.
+
+    Raises:
+        UnsafePathError: something is in the way.
+        OSError: the disk refused.
+    """
+    fd = open_beneath(root_fd, path, os.O_RDONLY | os.O_CREAT)
+    try:
+        shared = os.fstat(fd).st_nlink > 1
+        if not shared:
+            os.fchmod(fd, 0o644)
+    finally:
+        os.close(fd)
+    if shared:
+        unlink_beneath(root_fd, path)
+    return open_beneath(root_fd, path, os.O_WRONLY | os.O_CREAT)
+
+
+def unlink_beneath(root_fd: int, path: str) -> None:
+    """Remove the name `path`, if it is there."""
+    parent, _, name = path.rpartition("/")
+    folder_fd = open_folder_beneath(root_fd, parent)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder_fd)
+    finally:
+        os.close(folder_fd)
 
 
 def _why_unsafe(path: str) -> str:
@@ -115,23 +169,6 @@ def _why_unsafe(path: str) -> str:
     if len(encoded) > _MAX_PATH_BYTES or any(len(c.encode()) > _MAX_COMPONENT_BYTES for c in components):
         return "is too long"
     return ""
-
-
-def _open_folders(root_fd: int, parent: str) -> int:
-    """Walk down to `parent`, one component at a time, creating what is missing; the caller closes the result."""
-    folder_fd = os.dup(root_fd)
-    for component in parent.split("/") if parent else ():
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(component, 0o755, dir_fd=folder_fd)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            below = os.open(component, flags, dir_fd=folder_fd)
-        except OSError as error:
-            raise _as_unsafe(error, parent) from error
-        finally:
-            os.close(folder_fd)
-        folder_fd = below
-    return folder_fd
 
 
 def _as_unsafe(error: OSError, path: str) -> Exception:

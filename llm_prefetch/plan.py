@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_prefetch.errors import NoSpaceError
+from llm_prefetch.held import Held, find_held
 from llm_prefetch.journal import Journal, read_journal
 from llm_prefetch.manifest import CHUNK_BYTES, Manifest
 from llm_prefetch.record import CommitRecord, Verdict, check_record, records
@@ -59,10 +60,14 @@ class Plan:
     committed: CommitRecord | None
     """The version is here already: nothing to do."""
     chunks: tuple[Chunk, ...]
+    """To fetch."""
     total_bytes: int
     reuse_bytes: int
-    """Bytes that are on this disk already."""
+    """Bytes that are on this disk already: in a partial folder or in a committed version."""
     free_bytes: int
+    local: tuple[Chunk, ...] = ()
+    """To bring from where `held` says."""
+    held: Held = field(default_factory=Held)
 
     @property
     def fetch_bytes(self) -> int:
@@ -99,9 +104,12 @@ def make_plan(store: NodeStore, source: Source, journal: Journal | None = None) 
     if committed is not None:
         return Plan(source, committed, (), committed.bytes, committed.bytes, free_bytes)
     done = (journal or read_journal(store.partial(source.key) / "journal")).done
-    chunks = tuple(chunk for chunk in all_chunks(source) if not _is_done(chunk, done))
-    fetch_bytes = sum(chunk.length for chunk in chunks)
-    return Plan(source, None, chunks, content.total_bytes, content.total_bytes - fetch_bytes, free_bytes)
+    missing = [chunk for chunk in all_chunks(source) if not _is_done(chunk, done)]
+    held = find_held(store, {chunk.digest for chunk in missing} - {""})
+    chunks = tuple(chunk for chunk in missing if chunk.digest not in held.chunks)
+    local = tuple(chunk for chunk in missing if chunk.digest in held.chunks)
+    reuse_bytes = content.total_bytes - sum(chunk.length for chunk in chunks)
+    return Plan(source, None, chunks, content.total_bytes, reuse_bytes, free_bytes, local, held)
 
 
 def _free_bytes(root: Path) -> int:

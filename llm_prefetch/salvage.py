@@ -6,7 +6,7 @@ What may be found, and what becomes of it:
 * a partial folder of this boot: its journal is believed, after a look that each file is there at its size
 * a partial folder of another boot, or with files missing: what the journal claims is hashed again
 * a final folder without a record, from a kill between rename and record: renamed back, nothing is lost
-* a final folder that fails its check: put away; files of it that still match the manifest are kept
+* a final folder that fails its check: put away; what of it still matches the manifest is kept
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from llm_prefetch.commit import set_aside
-from llm_prefetch.digest import hash_range
+from llm_prefetch.digest import copy_range, hash_range
 from llm_prefetch.errors import UnsafePathError
 from llm_prefetch.journal import Journal, read_journal, renew
 from llm_prefetch.manifest import CHUNK_BYTES, Listing, Manifest, chunk_count
@@ -120,9 +120,9 @@ def _files_in_place(source: Source, journal: Journal, tree: Path) -> bool:
 
 
 def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journal) -> None:
-    """Move files of which every chunk is right into the new tree; a file with a wrong chunk is fetched anew.
+    """Move files of which every chunk is right into the new tree, and copy the right chunks of the others.
 
-    Whole files only: a replica may have the file mapped, so it must never be written to.
+    A damaged file is not mended where it lies: a replica may have it mapped.
     """
     journal.open()
     try:
@@ -133,17 +133,32 @@ def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journ
             if _leads_out(tree, new) or new.exists():
                 continue
             starts = range(0, file.size, manifest.chunk_bytes)
-            if any(
-                hash_range(old, start, manifest.chunk_bytes) != digest
-                for start, digest in zip(starts, file.chunks, strict=True)
-            ):
-                continue
+            good = [
+                (index, start, digest)
+                for index, (start, digest) in enumerate(zip(starts, file.chunks, strict=True))
+                if hash_range(old, start, manifest.chunk_bytes) == digest
+            ]
             new.parent.mkdir(parents=True, exist_ok=True)
-            old.rename(new)
-            for index, digest in enumerate(file.chunks):
+            if len(good) == len(file.chunks):
+                old.rename(new)
+            else:
+                good = _copy_chunks(old, new, file.size, manifest.chunk_bytes, good)
+            for index, _, digest in good:
                 journal.enter(number, index, digest)
     finally:
         journal.close()
+
+
+def _copy_chunks(
+    old: Path, new: Path, size: int, chunk_bytes: int, chunks: list[tuple[int, int, str]]
+) -> list[tuple[int, int, str]]:
+    """Copy chunks into a new file of `size` bytes; returns those that arrived as they should."""
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(fd, size)
+        return [chunk for chunk in chunks if copy_range(old, chunk[1], chunk_bytes, fd, chunk[1]) == chunk[2]]
+    finally:
+        os.close(fd)
 
 
 def _leads_out(root: Path, path: Path) -> bool:

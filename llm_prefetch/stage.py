@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from llm_prefetch import ledger, settings
 from llm_prefetch.commit import commit, seal, set_aside
-from llm_prefetch.errors import DigestError, NotReadyError, PrefetchError, disk_error
+from llm_prefetch.errors import DigestError, NotReadyError, PrefetchError, SpecError, disk_error
 from llm_prefetch.journal import Journal
 from llm_prefetch.ledger import Trace
 from llm_prefetch.live import Member, make_bundle, switch
@@ -24,8 +24,9 @@ from llm_prefetch.progress import NoProgress, Progress
 from llm_prefetch.record import CommitRecord, Verdict, check_record, read_record, records, write_record
 from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source, resolve
+from llm_prefetch.reuse import reuse
 from llm_prefetch.salvage import prepare_partial, seal_listing
-from llm_prefetch.spec import Spec
+from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.store import NodeStore, locked
 from llm_prefetch.transfer import Throttle, transfer
 from llm_prefetch.verify import full_check, quick_check
@@ -111,7 +112,7 @@ def stage(
         for artifact in spec.artifacts:
             with trace.step("resolve", artifact=artifact.name):
                 source = resolve(artifact, pinned=(manifests or {}).get(artifact.name))
-            reports.append(_stage_artifact(source, store, progress, throttle, stop, trace))
+            reports.append(stage_artifact(source, store, progress, throttle, stop, trace))
         with trace.step("live"):
             kinds = {artifact.name: artifact.kind for artifact in spec.artifacts}
             bundle = make_bundle(store, [Member(r.name, kinds[r.name], r.version) for r in reports])
@@ -141,6 +142,59 @@ def stage(
     return StageReport(spec.deployment, bundle.id, switched, tuple(reports), trace.seconds)
 
 
+def repair(
+    store: NodeStore,
+    name: str,
+    version: str,
+    *,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> ArtifactReport:
+    """Make a damaged version what its manifest says again, by fetching its wrong chunks alone.
+
+    Replicas that run on it keep the files they have open: the mended ones are new files.
+
+    Raises:
+        SpecError: nothing tells where it came from.
+        PrefetchError: as `stage`.
+    """
+    record = read_record(store, name, version)
+    if record is None:
+        raise SpecError(
+            f"no record of {name} {version[:15]}", where=str(store.root), hint="stage it by its spec"
+        )
+    artifact, trace, outcome = Artifact(name=name, uri=record.uri, version=version), Trace(), "interrupted"
+    try:
+        with trace.step("resolve", artifact=name):
+            source = resolve(artifact, pinned=_manifest_on_node(store, name, version))
+        report = stage_artifact(
+            source, store, progress or NoProgress(), Throttle(None), stop or threading.Event(), trace
+        )
+        mended = read_record(store, name, version)
+        if mended is not None:
+            seal(store, mended)
+        outcome = "repaired"
+    except OSError as error:
+        outcome = str(error)
+        raise disk_error(error, str(store.root)) from error
+    except PrefetchError as error:
+        outcome = str(error)
+        raise
+    finally:
+        ledger.append(store, "repair", artifact=name, version=version, outcome=outcome, steps=trace.steps)
+    return report
+
+
+def _manifest_on_node(store: NodeStore, name: str, version: str) -> Manifest | None:
+    """The manifest that the version was committed with, unless it is damaged itself."""
+    path = store.manifest(name, version)
+    try:
+        found = parse_manifest(path.read_bytes(), str(path))
+    except (OSError, PrefetchError):
+        return None
+    return found if found.version == version else None
+
+
 def committed_manifests(store: NodeStore, report: StageReport) -> dict[str, Manifest]:
     """The manifests of what `report` says was staged, by artifact name.
 
@@ -157,7 +211,7 @@ def committed_manifests(store: NodeStore, report: StageReport) -> dict[str, Mani
     return found
 
 
-def _stage_artifact(
+def stage_artifact(
     source: Source,
     store: NodeStore,
     progress: Progress,
@@ -165,6 +219,12 @@ def _stage_artifact(
     stop: threading.Event,
     trace: Trace,
 ) -> ArtifactReport:
+    """Make one artifact a committed version on this node, if it is not one; `trace` gets its steps.
+
+    Raises:
+        PrefetchError: as `stage`.
+        OSError: the disk refused.
+    """
     begin = time.monotonic()
     name = source.artifact.name
     record = find_committed(store, source)
@@ -243,6 +303,7 @@ def _fetch_and_commit(
     with trace.step("transfer", artifact=name, bytes=todo.fetch_bytes):
         journal.open()
         try:
+            todo = reuse(todo, tree, journal)
             inodes = transfer(todo, tree, journal, progress, throttle=throttle, stop=stop)
         finally:
             journal.close()

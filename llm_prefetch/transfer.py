@@ -25,7 +25,7 @@ from llm_prefetch import settings
 from llm_prefetch.errors import DigestError, OriginUnavailableError, PrefetchError, disk_error
 from llm_prefetch.journal import Journal
 from llm_prefetch.origins import ObjectInfo, RangeReader
-from llm_prefetch.paths import open_beneath
+from llm_prefetch.paths import open_beneath, open_own_beneath
 from llm_prefetch.plan import Chunk, Plan
 from llm_prefetch.progress import Progress
 
@@ -202,18 +202,18 @@ class _Files:
         content = plan.source.content
         etags = {file.path: getattr(file, "etag", "") for file in content.files}
         self.items = [ObjectInfo(file.path, file.size, etags[file.path]) for file in content.files]
+        self._incomplete = {self.items[chunk.file].path for chunk in plan.chunks}
         self._lock = threading.Lock()
         self._open: dict[int, tuple[int, int]] = {}
-        self._tree = -1
 
     def prepare(self, tree: Path) -> dict[str, int]:
-        """Make every file at its size; returns the inodes."""
+        """Make every file that is to be written to at its size, and empty ones; returns the inodes."""
         self._path = tree
         inodes = {}
         root_fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for item in self.items:
-                inodes[item.path] = _prepare_file(root_fd, item)
+                inodes[item.path] = _prepare_file(root_fd, item, write=item.path in self._incomplete)
         finally:
             os.close(root_fd)
         return inodes
@@ -241,21 +241,19 @@ class _Files:
                 os.close(fd)
 
 
-def _prepare_file(root_fd: int, item: ObjectInfo) -> int:
-    """Make one file at its size and writable (a commit that was cut short has made it read-only); its inode."""
-    fd = open_beneath(root_fd, item.path, os.O_RDONLY | os.O_CREAT)
+def _prepare_file(root_fd: int, item: ObjectInfo, *, write: bool) -> int:
+    """Make one file at its size, our own if it will be written to; its inode."""
+    fd = (
+        open_own_beneath(root_fd, item.path)
+        if write
+        else open_beneath(root_fd, item.path, os.O_RDONLY | os.O_CREAT)
+    )
     try:
-        found = os.fstat(fd)
-        os.fchmod(fd, 0o644)
+        if write:
+            os.ftruncate(fd, item.size)
+        return os.fstat(fd).st_ino
     finally:
         os.close(fd)
-    if found.st_size != item.size:
-        fd = open_beneath(root_fd, item.path, os.O_WRONLY)
-        try:
-            os.ftruncate(fd, item.size)
-        finally:
-            os.close(fd)
-    return found.st_ino
 
 
 def _write_all(fd: int, piece: memoryview, offset: int) -> None:

@@ -194,7 +194,7 @@ def stage_source(
     store: NodeStore, source: Source, *, progress: Progress | None = None, stop: threading.Event | None = None
 ) -> ArtifactReport:
     """Stage one artifact from an origin that no URI leads to."""
-    return staging._stage_artifact(
+    return staging.stage_artifact(
         source, store, progress or Counter(), Throttle(None), stop or threading.Event(), Trace()
     )
 

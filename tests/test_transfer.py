@@ -272,8 +272,9 @@ def test_a_read_only_file_of_a_commit_that_was_cut_short_is_made_writable(store)
     path, _ = _transfer(store, source)
     for name in FILES:
         (path / name).chmod(0o444)
+    (path.parent / "journal").unlink()
     _transfer(store, source)
-    assert {(path / name).stat().st_mode & 0o777 for name in FILES} == {0o644}
+    assert {(path / name).stat().st_mode & 0o777 for name in FILES if FILES[name]} == {0o644}
 
 
 def test_a_throttle_lets_go_when_the_staging_stops():

@@ -9,12 +9,13 @@ from typing import Any
 
 from llm_prefetch.cli.bars import progress_bar
 from llm_prefetch.cli.display import print_json, print_table, say, short, size
-from llm_prefetch.errors import SpecError, disk_error
+from llm_prefetch.errors import SpecError, UsageError, disk_error
 from llm_prefetch.live import check_deployment, current_bundle, deployments, history, read_bundle, rollback
 from llm_prefetch.paths import is_safe_name
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import Verdict, check_record, records
 from llm_prefetch.spec import Spec, load_spec
+from llm_prefetch.stage import repair
 from llm_prefetch.store import NodeStore, open_store
 from llm_prefetch.verify import Check, full_check, quick_check
 
@@ -32,6 +33,9 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         "what", metavar="NAME|SPEC", nargs="?", help="deployment, artifact or SPEC; all without it"
     )
     verifier.add_argument("--full", action="store_true", help="read and hash every byte")
+    verifier.add_argument(
+        "--repair", action="store_true", help="with --full: fetch what is wrong again, by chunk"
+    )
     verifier.set_defaults(run=_verify)
     lister = commands.add_parser(
         "ls",
@@ -64,10 +68,14 @@ def _name(text: str) -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    if options.repair and not options.full:
+        raise UsageError("--repair goes with --full", hint="only a full check knows what is wrong")
     store = open_store(options.root)
     try:
         with progress_bar(quiet=options.json or not options.full) as progress:
             checks = _checks(store, options.what, full=options.full, progress=progress)
+            if options.repair:
+                checks = [_repaired(store, check, progress) for check in checks]
     except OSError as error:
         raise disk_error(error, str(store.root)) from error
     ready = bool(checks) and all(check.ready for check in checks)
@@ -79,6 +87,17 @@ def _verify(options: argparse.Namespace) -> int:
     if not checks:
         say(f"nothing is staged in {store.root}")
     return 0 if ready else 1
+
+
+def _repaired(store: NodeStore, check: Check, progress: Progress) -> Check:
+    """The check after a repair, where one was needed and there is a version to repair."""
+    if check.ready or not check.version or check.verdict is Verdict.MISSING:
+        return check
+    report = repair(store, check.name, check.version, progress=progress)
+    progress.say(
+        f"{check.name}: repaired, {size(report.fetched_bytes)} fetched, {size(report.reused_bytes)} kept"
+    )
+    return quick_check(store, check.name, check.version)
 
 
 def _checks(store: NodeStore, what: str | None, *, full: bool, progress: Progress) -> list[Check]:
