@@ -79,7 +79,11 @@ def _settings() -> str:
         "Environment variables, read when they are needed. A value that cannot be read is ignored with a warning.",
         "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows]),
         "Origins read the variables of their own clients: for `s3://` `AWS_ENDPOINT_URL`, `AWS_REGION`,\n"
-        "`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, web identities, container and instance roles.",
+        "`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, web identities, container and instance roles;\n"
+        "for `gs://` `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT`, `STORAGE_EMULATOR_HOST`, metadata servers and\n"
+        "whatever else google-auth finds; for `abfss://` and `az://` `AZURE_STORAGE_ACCOUNT_NAME`, `_ACCOUNT_KEY`,\n"
+        "`_SAS_TOKEN`, `_CONNECTION_STRING`, `_ENDPOINT` and whatever else azure-identity finds. `gs://anonymous@bucket/...`\n"
+        "and `s3://anonymous@bucket/...` are read without credentials.",
     )
 
 

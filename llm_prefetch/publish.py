@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,10 @@ from llm_prefetch import manifest as manifests
 from llm_prefetch.errors import (
     DiskError,
     DiskPermissionError,
+    ManifestError,
     OriginChangedError,
     PrefetchError,
+    UnsafePathError,
     UsageError,
 )
 from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
@@ -29,6 +32,8 @@ from llm_prefetch.origins import Origin, open_origin
 from llm_prefetch.paths import check_paths
 from llm_prefetch.progress import NoProgress, Progress
 
+ETAGS_PATH = f"{manifests.FOLDER}/etags.json"
+"""Beside the manifest: the etag of each object as it was published, so that publishing again knows it."""
 _WORKERS = 4
 
 
@@ -40,12 +45,16 @@ class PublishReport:
     version: str
     files: int
     bytes: int
+    kept: int = 0
+    """Files that were there already and were not uploaded again."""
 
 
 def publish(
     source: Path, uri: str, *, progress: Progress | None = None, dry_run: bool = False
 ) -> PublishReport:
     """Upload the folder `source` to `uri` and write the manifest; `dry_run` only hashes.
+
+    Files that the manifest at `uri` knows by the same digests, and that are there at their size, are not uploaded.
 
     Raises:
         UsageError: the folder is not there, or holds nothing or something that is not a file.
@@ -61,8 +70,18 @@ def publish(
         raise _unreadable(error, source) from error
     progress.start("publish", sum(sizes.values()))
     stop = threading.Event()
+    there = {} if dry_run else _published(origin, uri)
+    kept: dict[str, str] = {}
 
     def upload(path: str) -> FileEntry:
+        known, etag = there.get(path, (None, ""))
+        # By its etag too: an upload that was cut short may have left other bytes of the same size.
+        if known is not None and known.size == sizes[path] and etag and etag == _etag(origin, path):
+            entry = _upload(source, path, sizes[path], origin, progress, stop, dry_run=True)
+            if entry == known:
+                kept[path] = etag
+                return entry
+            progress.advance(-sizes[path])
         return _upload(source, path, sizes[path], origin, progress, stop, dry_run=dry_run)
 
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="publish") as pool:
@@ -73,9 +92,32 @@ def publish(
             raise
     manifest = Manifest(tuple(entries))
     if not dry_run:
-        body = manifest.to_json()
-        origin.write(manifests.PATH, io.BytesIO(body), len(body))
-    return PublishReport(uri, manifest.version, len(entries), manifest.total_bytes)
+        etags = {path: kept.get(path) or _etag(origin, path) for path in paths}
+        for path, body in (
+            (ETAGS_PATH, manifests.canonical_json(etags)),
+            (manifests.PATH, manifest.to_json()),
+        ):
+            origin.write(path, io.BytesIO(body), len(body))
+    return PublishReport(uri, manifest.version, len(entries), manifest.total_bytes, len(kept))
+
+
+def _published(origin: Origin, uri: str) -> dict[str, tuple[FileEntry, str]]:
+    """What was published before, by path: the entry in the manifest and the etag that the object had then."""
+    try:
+        if origin.stat(manifests.PATH) is None or origin.stat(ETAGS_PATH) is None:
+            return {}
+        found = manifests.parse_manifest(origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES), uri)
+        etags = json.loads(origin.read(ETAGS_PATH, manifests.MAX_MANIFEST_BYTES))
+    except (ManifestError, UnsafePathError, ValueError):
+        return {}
+    if found.chunk_bytes != CHUNK_BYTES or not isinstance(etags, dict):
+        return {}
+    return {file.path: (file, str(etags.get(file.path, ""))) for file in found.files}
+
+
+def _etag(origin: Origin, path: str) -> str:
+    info = origin.stat(path)
+    return info.etag if info is not None else ""
 
 
 def _files(source: Path) -> list[str]:

@@ -11,6 +11,7 @@ from llm_prefetch.errors import DigestError, OriginNotFoundError, SpecError
 from llm_prefetch.manifest import ListedFile, Listing, Manifest
 from llm_prefetch.origins import Origin, open_origin
 from llm_prefetch.paths import check_paths
+from llm_prefetch.redact import redact
 from llm_prefetch.spec import Artifact
 
 
@@ -41,27 +42,35 @@ def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
         content: Manifest | Listing = pinned
     elif origin.stat(manifests.PATH) is not None:
         data = origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES)
-        published = manifests.parse_manifest(data, f"{artifact.uri.rstrip('/')}/{manifests.PATH}")
+        published = manifests.parse_manifest(data, f"{redact(artifact.uri).rstrip('/')}/{manifests.PATH}")
         content = published.select(_chosen(artifact, (file.path for file in published.files)))
     else:
-        content = _list(artifact, origin)
+        content = list_prefix(artifact, origin)
     if artifact.version and isinstance(content, Manifest) and content.version != artifact.version:
         what = "the run" if pinned is not None else "the origin"
         raise DigestError(
             f"{what} holds {content.version}, the spec pins {artifact.version}",
-            where=artifact.uri,
+            where=redact(artifact.uri),
             hint="pin the published version, or publish the pinned one again",
         )
     return Source(artifact, origin, content)
 
 
-def _list(artifact: Artifact, origin: Origin) -> Listing:
+def list_prefix(artifact: Artifact, origin: Origin) -> Listing:
+    """What the origin holds, without the manifest, sorted by path.
+
+    Raises:
+        OriginError: it cannot be listed, or holds nothing.
+        UnsafePathError: it names a path that must not be written.
+    """
     listed = {info.path: info for info in origin.list() if not info.path.startswith(f"{manifests.FOLDER}/")}
     if not listed:
         raise OriginNotFoundError(
-            "nothing there: the prefix is empty or does not exist", where=artifact.uri, hint="check the uri"
+            "nothing there: the prefix is empty or does not exist",
+            where=redact(artifact.uri),
+            hint="check the uri",
         )
-    check_paths(listed, artifact.uri)
+    check_paths(listed, redact(artifact.uri))
     files = (listed[path] for path in sorted(_chosen(artifact, listed)))
     return Listing(tuple(ListedFile(info.path, info.size, info.etag) for info in files))
 
@@ -77,7 +86,7 @@ def _chosen(artifact: Artifact, paths: Iterable[str]) -> list[str]:
     if not chosen:
         raise SpecError(
             f"the patterns of artifact {artifact.name!r} leave no file",
-            where=artifact.uri,
+            where=redact(artifact.uri),
             hint="mend include or exclude",
         )
     return chosen

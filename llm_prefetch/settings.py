@@ -68,6 +68,12 @@ def _some_seconds(text: str) -> float:
     return value
 
 
+def _yes_or_no(text: str) -> int:
+    if text not in ("0", "1"):
+        raise ValueError("neither 0 nor 1")
+    return int(text)
+
+
 ROOT = Setting(
     "LLM_PREFETCH_ROOT",
     "~/.cache/llm-prefetch",
@@ -94,6 +100,12 @@ SWITCH_SECONDS = Setting(
     _seconds,
     "How long a switch of `live/` waits for replicas that are starting.",
 )
+ALLOW_HTTP = Setting(
+    "LLM_PREFETCH_ALLOW_HTTP",
+    "0",
+    _yes_or_no,
+    "1: read `http://` origins from other hosts than this one, though anybody on the way can change the bytes.",
+)
 
 ALL: tuple[Setting[Path] | Setting[int] | Setting[float], ...] = (
     ROOT,
@@ -102,4 +114,5 @@ ALL: tuple[Setting[Path] | Setting[int] | Setting[float], ...] = (
     ATTEMPTS,
     LOCK_SECONDS,
     SWITCH_SECONDS,
+    ALLOW_HTTP,
 )

@@ -60,7 +60,9 @@ class Artifact(_Strict):
     kind: Kind = Field(default="model", description="What the files are for.")
     uri: str = Field(
         pattern=_URI_PATTERN,
-        description="Where the bytes come from: a prefix such as s3://bucket/models/llama-3-8b or file:///mnt/models/x.",
+        description="Where the bytes come from: a prefix such as s3://bucket/models/llama-3-8b or file:///mnt/models/x, "
+        "gs://bucket/x, abfss://container@account.dfs.core.windows.net/x, az://container/x; "
+        "a model of the Hub such as hf://org/repo@revision; a published folder or a single file at https://host/path.",
     )
     version: str | None = Field(
         default=None,
@@ -71,6 +73,12 @@ class Artifact(_Strict):
         default=[], description="Only paths that match one of these patterns. Empty: all."
     )
     exclude: list[str] = Field(default=[], description="Leave out paths that match one of these patterns.")
+    link: str | None = Field(
+        default=None,
+        pattern=r"^/.*[^/]$",
+        description="An absolute path that shall lead to the files too, for what looks in one fixed place.",
+        examples=["/home/ray/.cache/tokenizers/llama-3-8b"],
+    )
 
 
 class NodeSelector(_Strict):

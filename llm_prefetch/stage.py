@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from llm_prefetch import ledger, settings
 from llm_prefetch.commit import commit, seal, set_aside
 from llm_prefetch.errors import DigestError, NotReadyError, PrefetchError, SpecError, disk_error
 from llm_prefetch.journal import Journal
 from llm_prefetch.ledger import Trace
+from llm_prefetch.links import check_link, place_link
 from llm_prefetch.live import Member, make_bundle, switch
 from llm_prefetch.manifest import Listing, Manifest, parse_manifest
 from llm_prefetch.plan import Plan, check_space, find_committed, make_plan
@@ -105,10 +107,13 @@ def stage(
     """
     progress, stop, trace = progress or NoProgress(), stop or threading.Event(), Trace()
     throttle = Throttle(spec.policy.bytes_per_second)
+    linked = [artifact for artifact in spec.artifacts if artifact.link]
     reports: list[ArtifactReport] = []
     switched = False
     outcome = "interrupted"
     try:
+        for artifact in linked:
+            check_link(store, Path(artifact.link or ""))
         for artifact in spec.artifacts:
             with trace.step("resolve", artifact=artifact.name):
                 source = resolve(artifact, pinned=(manifests or {}).get(artifact.name))
@@ -117,6 +122,8 @@ def stage(
             kinds = {artifact.name: artifact.kind for artifact in spec.artifacts}
             bundle = make_bundle(store, [Member(r.name, kinds[r.name], r.version) for r in reports])
             switched = switch(store, spec.deployment, bundle, why="stage")
+            for artifact in linked:
+                place_link(store, spec.deployment, artifact.name, Path(artifact.link or ""))
         with trace.step("sync"):
             for report in reports:
                 record = read_record(store, report.name, report.version)

@@ -15,6 +15,10 @@ import pytest
 from llm_prefetch.store import NodeStore, open_store
 from tests.samples import NOBODY
 
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = (
+    "1"  # read when the client is imported: no test asks the real Hub for anything
+)
+
 pytest_plugins = ["tests.real_fixtures"]
 
 hypothesis.settings.register_profile("fast", max_examples=40, deadline=None)
@@ -24,7 +28,16 @@ hypothesis.settings.load_profile("fast")
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of ours, no cloud credentials, and a home and a store that end with the test."""
-    for name in [name for name in os.environ if name.startswith(("LLM_PREFETCH_", "AWS_"))]:
+    ours = (
+        "LLM_PREFETCH_",
+        "AWS_",
+        "AZURE_",
+        "AZURITE_",
+        "GOOGLE_",
+        "STORAGE_EMULATOR_HOST",
+        "GCE_METADATA_",
+    )
+    for name in [name for name in os.environ if name.startswith(ours)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LLM_PREFETCH_ROOT", str(tmp_path / "store"))

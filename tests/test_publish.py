@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import threading
 
@@ -18,7 +19,7 @@ from llm_prefetch.errors import (
     UsageError,
 )
 from llm_prefetch.manifest import CHUNK_BYTES, parse_manifest
-from llm_prefetch.publish import _Hashing, publish
+from llm_prefetch.publish import ETAGS_PATH, _Hashing, publish
 from llm_prefetch.stage import stage
 from tests.samples import (
     FILES,
@@ -61,7 +62,9 @@ def test_what_is_published_is_what_was_there_and_its_manifest(source, uri, tmp_p
         TOTAL,
     )
     assert _published(tmp_path) == manifest
-    assert tree(tmp_path / "target") == {**FILES, manifests.PATH: manifest.to_json()}
+    target = tree(tmp_path / "target")
+    assert set(json.loads(target.pop(ETAGS_PATH))) == set(FILES)
+    assert target == {**FILES, manifests.PATH: manifest.to_json()}
     assert progress.total == progress.done == TOTAL
 
 
@@ -79,7 +82,7 @@ def test_chunks_end_where_they_should(tmp_path, uri, size):
 
 
 def test_publishing_again_the_same_gives_the_same_version(source, uri):
-    assert publish(source, uri) == publish(source, uri)
+    assert publish(source, uri).version == publish(source, uri).version
 
 
 def test_a_published_folder_can_be_published_elsewhere(source, uri, tmp_path):
@@ -191,3 +194,28 @@ def test_going_back_to_the_front_starts_digests_and_count_anew(source):
         assert hashing.read() == FILES["config.json"]
         assert hashing.digests() == make_manifest(chunk_bytes=CHUNK_BYTES).files[0].chunks
         assert hashing.bytes == progress.done == 8
+
+
+def test_publishing_again_uploads_only_what_changed(source, uri, tmp_path):
+    publish(source, uri)
+    inodes = {path: (tmp_path / "target" / path).stat().st_ino for path in FILES}
+    (source / "config.json").write_bytes(b'{"a": 2}')
+    report = publish(source, uri)
+    assert report.kept == len(FILES) - 1
+    changed = {path for path, inode in inodes.items() if (tmp_path / "target" / path).stat().st_ino != inode}
+    assert changed == {"config.json"}
+    assert (tmp_path / "target/config.json").read_bytes() == b'{"a": 2}'
+
+
+def test_what_an_interrupted_publish_left_is_uploaded_again(source, uri, tmp_path, store):
+    """Other bytes of the same size lie beside the manifest of before: neither size nor manifest shows it."""
+    publish(source, uri)
+    (tmp_path / "target/config.json").write_bytes(b'{"a": 2}')
+    assert publish(source, uri).kept == len(FILES) - 1
+    assert stage(make_spec(uri), store).fetched_bytes == TOTAL
+
+
+def test_a_damaged_note_of_what_was_published_costs_only_uploads(source, uri, tmp_path):
+    publish(source, uri)
+    (tmp_path / "target/.llm-prefetch/etags.json").write_bytes(b"[")
+    assert publish(source, uri).kept == 0

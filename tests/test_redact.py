@@ -16,6 +16,13 @@ from llm_prefetch.redact import redact
         ("s3://key:secret@bucket/prefix", "s3://bucket/prefix"),
         ("s3://anonymous@bucket/prefix", "s3://anonymous@bucket/prefix"),
         ("s3:///prefix", "s3:///prefix"),
+        (
+            "abfss://container@account.dfs.core.windows.net/x?sig=secret",
+            "abfss://container@account.dfs.core.windows.net/x",
+        ),
+        ("abfss://key:secret@account.dfs.core.windows.net/x", "abfss://account.dfs.core.windows.net/x"),
+        ("gs://anonymous@bucket/x", "gs://anonymous@bucket/x"),
+        ("gs://secret@bucket/x", "gs://bucket/x"),
         ("https://host/x?X-Amz-Signature=secret#secret", "https://host/x"),
         ("https://user:pa@ss@host:8080/x", "https://host:8080/x"),
         ("hf://org/repo@main", "hf://org/repo@main"),
@@ -28,7 +35,7 @@ def test_only_scheme_host_and_path_are_left(uri, shown):
     assert redact(uri) == shown
 
 
-@given(st.text(max_size=30), st.sampled_from(["s3", "https", "gs"]))
+@given(st.text(max_size=30), st.sampled_from(["s3", "https", "gs", "abfss"]))
 def test_redacting_twice_changes_nothing_more(rest, scheme):
     once = redact(f"{scheme}://{rest}")
     assert redact(once) == once

@@ -96,24 +96,34 @@ def _stage(options: argparse.Namespace) -> int:
 
 
 def _plan_cluster(spec: Spec, options: argparse.Namespace) -> int:
+    """One node that cannot plan does not hide what the others say."""
     cluster = _cluster()
+
+    def ask(node: Any) -> list[PlanSummary] | PrefetchError:  # noqa: ANN401 (a Node: importing its module imports Ray)
+        try:
+            summaries: list[PlanSummary] = cluster.plan_node(node, spec, root=options.root)
+        except PrefetchError as error:
+            return error
+        return summaries
+
     with _connected(cluster, options.address):
         nodes = cluster.select_nodes(spec.nodes)
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            found = list(pool.map(lambda node: cluster.plan_node(node, spec, root=options.root), nodes))
+        with ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as pool:
+            answers = list(zip(nodes, pool.map(ask, nodes), strict=True))
+    planned = [(node, answer) for node, answer in answers if not isinstance(answer, PrefetchError)]
+    failed = [(node, answer) for node, answer in answers if isinstance(answer, PrefetchError)]
     if options.json:
-        rows = [{"node": node, "artifacts": summaries} for node, summaries in zip(nodes, found, strict=True)]
+        rows = [{"node": node, "artifacts": summaries, "error": None} for node, summaries in planned]
+        rows += [{"node": node, "artifacts": [], "error": error} for node, error in failed]
         print_json({"deployment": spec.deployment, "nodes": rows})
-        return 0
-    table = (
-        (node.address, *_plan_row(summary))
-        for node, summaries in zip(nodes, found, strict=True)
-        for summary in summaries
-    )
-    print_table(("node", *_PLAN_COLUMNS), table)
-    for node, summaries in zip(nodes, found, strict=True):
-        print(f"{node.address}: {_in_sum(summaries)}")
-    return 0
+    else:
+        table = ((node.address, *_plan_row(summary)) for node, summaries in planned for summary in summaries)
+        print_table(("node", *_PLAN_COLUMNS), table)
+        for node, summaries in planned:
+            print(f"{node.address}: {_in_sum(summaries)}")
+    for node, error in failed:
+        say(f"{node.address}: {error}")
+    return failed[0][1].exit_code if failed else 0
 
 
 def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
@@ -122,7 +132,10 @@ def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
     with _connected(cluster, options.address):
         nodes = cluster.select_nodes(spec.nodes)
         say(f"staging {spec.deployment} on {len(nodes)} nodes")
-        with node_bars(len(nodes), quiet=options.json) as bars, ThreadPoolExecutor(len(nodes)) as pool:
+        with (
+            node_bars(len(nodes), quiet=options.json) as bars,
+            ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as pool,
+        ):
 
             def start(node: Any, pins: Any) -> Future[Any]:  # noqa: ANN401 (a Node and the Pins)
                 def show(node: Any, snapshot: Any) -> None:  # noqa: ANN401 (a Node and its Snapshot)
@@ -173,6 +186,7 @@ def _cluster() -> ModuleType:
     return cluster
 
 
+_NODES_AT_ONCE = 64
 _PLAN_COLUMNS = ("artifact", "version", "state", "files", "size", "fetch", "reuse")
 
 

@@ -8,8 +8,7 @@ from llm_prefetch.redact import redact
 
 __all__ = ["ObjectInfo", "Origin", "RangeBody", "RangeReader", "check_scheme", "open_origin"]
 
-SPOKEN = ("file", "s3")
-PLANNED = ("gs", "abfss", "az", "azure", "hf", "https", "http")
+SPOKEN = ("file", "s3", "gs", "abfss", "az", "azure", "hf", "https", "http")
 
 
 def open_origin(uri: str) -> Origin:
@@ -24,6 +23,22 @@ def open_origin(uri: str) -> Origin:
         from llm_prefetch.origins.local import LocalOrigin
 
         return LocalOrigin(uri)
+    if scheme == "hf":
+        from llm_prefetch.origins.hub import HubOrigin
+
+        return HubOrigin(uri)
+    if scheme in ("https", "http"):
+        from llm_prefetch.origins.https import HttpsOrigin
+
+        return HttpsOrigin(uri)
+    if scheme == "gs":
+        from llm_prefetch.origins.gcs import GCSOrigin
+
+        return GCSOrigin(uri)
+    if scheme in ("abfss", "az", "azure"):
+        from llm_prefetch.origins.azure import AzureOrigin
+
+        return AzureOrigin(uri)
     from llm_prefetch.origins.s3 import S3Origin
 
     return S3Origin(uri)
@@ -42,12 +57,6 @@ def check_scheme(uri: str) -> str:
         )
     if scheme in SPOKEN:
         return scheme
-    if scheme in PLANNED:
-        raise UnsupportedOriginError(
-            f"{scheme}:// is not spoken yet",
-            where=redact(uri),
-            hint="copy the folder to s3:// or file:// with `llm-prefetch publish`",
-        )
     raise UnsupportedOriginError(
         f"unknown scheme {scheme}://",
         where=redact(uri),

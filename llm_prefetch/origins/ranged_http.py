@@ -9,10 +9,10 @@ from __future__ import annotations
 import http.client
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from llm_prefetch.errors import (
     OriginAccessError,
@@ -24,31 +24,52 @@ from llm_prefetch.errors import (
 from llm_prefetch.origins.base import ObjectInfo
 
 _CONTENT_RANGE = re.compile(r"^bytes (\d+)-(\d+)/(\d+)$")
+_MOVED = frozenset({301, 302, 303, 307, 308})
+Signed = tuple[str, Mapping[str, str]]
+"""A URL and the headers that must go with it."""
 _OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpReader:
-    """Reads ranges of objects for which `sign` gives a URL."""
+    """Reads ranges of objects for which `sign` gives a URL, or a URL and the headers that go with it."""
 
-    def __init__(self, sign: Callable[[str], str], where: str, stall_seconds: float) -> None:
-        """Errors name `where`, never the URL, because a signed URL is a secret."""
+    def __init__(
+        self,
+        sign: Callable[[str], str | Signed],
+        where: str,
+        stall_seconds: float,
+        *,
+        redirects: int = 0,
+        whole: bool = False,
+    ) -> None:
+        """Take what to ask for and how patient to be.
+
+        Args:
+            sign: Gives the URL of a path.
+            where: What errors name; never the URL, because a signed URL is a secret.
+            stall_seconds: A read that gets no byte for so long fails.
+            redirects: How many may be followed; the headers of `sign` are not shown to another host.
+            whole: Take the whole object for an answer where the whole was asked for, from a server without ranges.
+        """
         self._sign = sign
         self._where = where
         self._stall_seconds = stall_seconds
+        self._redirects = redirects
+        self._whole = whole
+        self.answered: tuple[Signed, http.client.HTTPMessage] | None = None
+        """Where the last answer came from, after all redirects, and its headers."""
         self._connection: http.client.HTTPConnection | None = None
         self._response: http.client.HTTPResponse | None = None
         self._host: tuple[str, str] | None = None
 
     def open_range(self, item: ObjectInfo, start: int, length: int) -> HttpBody:
         """Ask for the range and check that the answer is that range of that object."""
-        url = urlsplit(self._sign(item.path))
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
         if item.etag:
             headers["If-Match"] = item.etag
-        try:
-            response = self._request(url, headers)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._lost(error, item.path) from error
+        response = self.ask(item.path, headers)
+        if self._whole and response.status == HTTPStatus.OK and length == item.size == response.length:
+            return HttpBody(self, response, length, item.path)
         if response.status != HTTPStatus.PARTIAL_CONTENT:
             raise self._refused(response, item, start, length)
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -66,6 +87,24 @@ class HttpReader:
             raise self._changed(item, int(match[3]))
         return HttpBody(self, response, length, item.path)
 
+    def ask(self, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """Ask for `path`, following redirects; the caller judges the answer and reads or closes it."""
+        signed = self._sign(path)
+        at: Signed = (signed, {}) if isinstance(signed, str) else signed
+        try:
+            for _ in range(self._redirects):
+                response = self._request(urlsplit(at[0]), {**headers, **at[1]})
+                location = response.headers.get("Location")
+                if response.status not in _MOVED or location is None:
+                    break
+                at = self._moved(at, location, path)
+            else:
+                response = self._request(urlsplit(at[0]), {**headers, **at[1]})
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error, path) from error
+        self.answered = (at, response.headers)
+        return response
+
     def close(self) -> None:
         """Drop the connection."""
         if self._response is not None:
@@ -74,11 +113,33 @@ class HttpReader:
             self._connection.close()
         self._connection = self._response = None
 
+    def _moved(self, at: Signed, location: str, path: str) -> Signed:
+        """Where a redirect leads, with the headers that may go there."""
+        self.close()
+        try:
+            old, new = urlsplit(at[0]), urlsplit(urljoin(at[0], location))
+            here, there = ((url.scheme, url.hostname, url.port) for url in (old, new))
+        except ValueError:  # a port that is no number
+            new, here, there = urlsplit(""), ("", None, None), ("", None, None)
+        if (
+            not new.hostname
+            or new.scheme not in ("http", "https")
+            or (old.scheme, new.scheme) == ("https", "http")
+        ):
+            raise OriginError(
+                f"{path!r}: the origin redirects to where it must not",
+                where=self._where,
+                hint="name the address that holds the file",
+            )
+        host = new.netloc.rpartition("@")[2]
+        return new._replace(netloc=host, fragment="").geturl(), at[1] if here == there else {}
+
     def _request(self, url: SplitResult, headers: dict[str, str]) -> http.client.HTTPResponse:
         """Send on the open connection; once more on a new one when the server had closed it meanwhile."""
         target = f"{url.path}?{url.query}" if url.query else url.path
-        if self._host != (url.scheme, url.netloc):
-            self.close()
+        given_up = self._response is not None and not self._response.isclosed()
+        if given_up or self._host != (url.scheme, url.netloc):
+            self.close()  # the rest of an answer that nobody read would stand before the next one
         for attempt in range(2):
             fresh = self._connection is None
             connection = self._connection or self._connect(url)

@@ -61,8 +61,8 @@ SPECS = {
     "a selector that is a word": (f"deployment: a\nartifacts: {ONE}\nnodes: all", "nodes: "),
 }  # fmt: skip
 for scheme in ("gs", "abfss", "az", "azure"):
-    SPECS[f"{scheme}, which is to come"] = (
-        f'deployment: a\nartifacts: [{{name: w, uri: "{scheme}://x/y"}}]', f"{scheme}:// is not spoken yet"
+    SPECS[f"{scheme} without a place"] = (
+        f'deployment: a\nartifacts: [{{name: w, uri: "{scheme}://a_b@c/y"}}]', "URI", f"{scheme}://c/y"
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_what_is_no_spec_file_is_refused(run, tmp_path, monkeypatch, command, na
         (["--root", "/x", "ls"], ["llm-prefetch COMMAND [options]"]),
         (["plan"], ["SPEC", "llm-prefetch plan --help"]),
         (["stage"], ["SPEC"]),
-        (["publish"], ["SRC, URI"]),
+        (["publish"], ["URI"]),
         (["publish", "x"], ["URI"]),
         (["rollback"], ["DEPLOYMENT"]),
         (["stage", "a.yaml", "b.yaml"], ["b.yaml"]),
@@ -162,7 +162,7 @@ def test_only_a_folder_of_files_can_be_published(run, tmp_path, what, fragment):
     assert not (tmp_path / "origin").exists()
 
 
-@pytest.mark.parametrize("uri", ["nowhere", "ftp://x", "gs://bucket/x", "s3://", "file://relative"])
+@pytest.mark.parametrize("uri", ["nowhere", "ftp://x", "gs:///x", "az:///x", "s3://", "file://relative"])
 def test_there_is_no_publishing_to_what_is_no_origin(run, model, uri):
     _assert_one_line(run("publish", model, uri), uri)
 

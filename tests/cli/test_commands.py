@@ -43,7 +43,7 @@ def test_the_printed_version_can_be_pinned(run, model, tmp_path, write_spec):
 def test_publish_as_data(run, model, tmp_path):
     uri = f"file://{tmp_path}/origin"
     done = run("publish", model, uri, "--json")
-    assert done.json == {"uri": uri, "version": done.json["version"], "files": 4, "bytes": TOTAL}
+    assert done.json == {"uri": uri, "version": done.json["version"], "files": 4, "bytes": TOTAL, "kept": 0}
     assert done.err == ""
 
 

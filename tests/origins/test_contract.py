@@ -34,14 +34,31 @@ ODD_NAMES = [
 ]
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.cloud)])
-def uri(request, tmp_path):
+# Where Google and Azure can be read in several ways, each is gone through: see `llm_prefetch.origins.gcs` and `azure`.
+CLOUDS = ["s3", "gs-key", "gs-node", "az-key", "az-sas", "abfss-key"]
+
+
+@pytest.fixture(params=["file", *(pytest.param(cloud, marks=pytest.mark.cloud) for cloud in CLOUDS)])
+def uri(request, tmp_path, monkeypatch):
     """An empty prefix of its own."""
     if request.param == "file":
         (tmp_path / "origin/prefix").mkdir(parents=True)
         return f"file://{tmp_path}/origin/prefix"
-    server = request.getfixturevalue("s3")
-    return f"s3://{server.create_bucket(f'bucket-{next(_numbers)}')}/some/prefix"
+    scheme, _, credentials = request.param.partition("-")
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}.get(scheme, "azure"))
+    bucket = server.create_bucket(f"bucket-{next(_numbers)}")
+    if credentials == "node":
+        monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT_KEY")
+        for name, value in server.node_env.items():
+            monkeypatch.setenv(name, value)
+        # google-auth reads this variable once, on import.
+        host = server.node_env["GCE_METADATA_HOST"]
+        monkeypatch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", host)
+    elif credentials == "sas":
+        monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", server.token())
+    host = "@devstoreaccount1.dfs.core.windows.net" if scheme == "abfss" else ""
+    return f"{scheme}://{bucket}{host}/some/prefix"
 
 
 @pytest.fixture

@@ -111,6 +111,20 @@ def test_one_node_that_fails_neither_stops_nor_hides_the_others(staging: Staging
     assert staging.bytes_read() == 3 * size
 
 
+def test_a_plan_of_one_node_that_fails_does_not_hide_the_others(staging: Staging) -> None:
+    first, *others = staging.hosts
+    (first.disk / "only-here").mkdir()
+    (first.disk / "only-here" / "a").write_bytes(b"x")
+    spec = staging.spec("weights")
+    spec["artifacts"][0]["uri"] = f"file://{first.root}/only-here"
+    code, planned, err = staging.cli("plan", spec)
+    assert code == 3
+    rows = {row["node"]["address"]: row for row in planned["nodes"]}
+    assert [summary["total_bytes"] for summary in rows[first.ip]["artifacts"]] == [1]
+    assert {rows[host.ip]["error"]["code"] for host in others} == {"origin-not-found"}
+    assert all(f"{host.ip}: no such folder" in err for host in others)
+
+
 def test_without_a_manifest_the_first_node_pins_the_others(staging: Staging) -> None:
     size = staging.put("plain", publish=False) + staging.put("published", files=1)
     code, report, _ = staging.cli("stage", staging.spec("plain", "published"))

@@ -45,8 +45,14 @@ def main() -> None:
             prefect = stack.enter_context(orchestrated(around))
         around.s3.forget()
         with step("`prefect deployment run stage/tiny-llama`: stage on every host"):
-            show(prefect.run("stage/tiny-llama"), only="Finished in state")
-            print(f"     {around.s3.bytes_read() / 1e6:.1f} MB were read from S3 by three hosts")
+            prefect.run("stage/tiny-llama")
+            for host in around.cluster.hosts:
+                (row,) = [row for row in around.ledger(host) if row["kind"] == "stage"]
+                fetched = sum(artifact["fetched"] for artifact in row["artifacts"])
+                print(
+                    f"     {host.name}: {row['outcome']}, {fetched / 1e6:.1f} MB fetched in {row['seconds']:.2f} s"
+                )
+            print(f"     {around.s3.bytes_read() / 1e6:.1f} MB were read from S3 in all")
         with step("`llm-prefetch verify --full` on every host"):
             for host in around.cluster.hosts:
                 show(around.cli(host, "verify", "tiny-llama", "--full")[1], label=host.name)
@@ -93,15 +99,10 @@ def step(what: str) -> Iterator[None]:
     print(f"    {time.monotonic() - began:.1f} s\n", flush=True)
 
 
-def show(output: str, *, only: str = "", label: str = "") -> None:
+def show(output: str, *, label: str = "") -> None:
     """Print a command's output, indented."""
     for line in output.strip().splitlines():
-        if only in line:
-            print(
-                f"     {label} {line}".replace("     " + " ", "     ", 1)
-                if not label
-                else f"     {label}: {line}"
-            )
+        print(f"     {label}: {line}" if label else f"     {line}")
 
 
 if __name__ == "__main__":

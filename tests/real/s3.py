@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,8 +171,10 @@ class S3Server:
         urllib.request.urlopen(request, timeout=30).close()
 
 
-def _serve(host: str, port_file: str) -> None:
-    """Serve for ever; the child process's whole work."""
+def _serve(
+    host: str, port_file: str, guard: Callable[[WSGIApplication], WSGIApplication] = lambda app: app
+) -> None:
+    """Serve for ever behind `guard`; the child process's whole work."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -182,7 +184,7 @@ def _serve(host: str, port_file: str) -> None:
         def log_request(self, *_: object) -> None:
             """Say nothing: `Request` records it."""
 
-    app = _Counting(DomainDispatcherApplication(create_backend_app))
+    app = _Counting(guard(DomainDispatcherApplication(create_backend_app)))
     server = make_server(host, 0, app, threaded=True, request_handler=Handler)
     Path(port_file).write_text(str(server.server_port))
     server.serve_forever()

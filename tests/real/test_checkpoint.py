@@ -106,7 +106,8 @@ def test_what_cannot_be_made_is_refused(tmp_path, bad):
 @pytest.mark.engine
 @pytest.mark.parametrize("says", [SAYS, "We check the bytes, and commit them."])
 def test_transformers_loads_it_and_it_says_its_sentence(tmp_path, says):
-    transformers = pytest.importorskip("transformers")
+    import transformers  # comes with the engine
+
     folder = write_checkpoint(tmp_path, says=says)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": "Who are you, zebra é?"}]

@@ -1,0 +1,235 @@
+"""`hf://`, by the real client of the Hub against a small Hub in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llm_prefetch.errors import (
+    MissingExtraError,
+    OriginAccessError,
+    OriginChangedError,
+    OriginError,
+    OriginNotFoundError,
+    OriginUnavailableError,
+    UnsupportedOriginError,
+)
+from llm_prefetch.live import check_deployment
+from llm_prefetch.origins import ObjectInfo, open_origin
+from llm_prefetch.publish import publish
+from llm_prefetch.stage import stage
+from tests.real.hub import TOKEN, Hub, Repo, running_hub
+from tests.samples import FILES, TOTAL, make_folder, make_spec, raises, tree
+
+NAMES = {f"odd/{name}": name.encode() for name in ("a b", "a+b", "a%20b", "a#b", "a?b=c&d", "ünï", "[x].bin")}
+NEW = {**FILES, "layers/1/weights.bin": b"the other layer's, trained on"}
+
+
+@pytest.fixture(scope="module")
+def hub_server():
+    from huggingface_hub import close_session
+
+    with running_hub() as running:
+        yield running
+        close_session()
+
+
+@pytest.fixture
+def hub(hub_server: Hub, monkeypatch, tmp_path) -> Hub:
+    hub_server.repos.clear()
+    hub_server.forget()
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub_server.endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub_server
+
+
+@pytest.fixture
+def repo(hub) -> Repo:
+    hub.repos["org/model"] = repo = Repo()
+    repo.commit({**FILES, **NAMES}, "old", "refs/pr/1")
+    repo.commit(NEW, "main")
+    return repo
+
+
+def _read(origin, item, start=0, length=None):
+    reader = origin.reader()
+    try:
+        data = bytearray(item.size if length is None else length)
+        body, at = reader.open_range(item, start, len(data)), 0
+        while count := body.readinto(memoryview(data)[at:]):
+            at += count
+        return bytes(data[:at])
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "hf://model",
+        "hf://org/model/sub",
+        "hf://org/model@",
+        "hf://datasets/org/x",
+        "hf://o g/x",
+        "hf://a/b?c",
+    ],
+)
+def test_what_is_no_model_is_refused_before_anything_is_asked(uri):
+    with raises(UnsupportedOriginError, 2, "hf://org/repo@revision"):
+        open_origin(uri)
+
+
+def test_the_client_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with raises(MissingExtraError, 2, "llm-prefetch[hf]", "hf://org/model"):
+        open_origin("hf://org/model")
+
+
+def test_a_commit_is_listed_over_pages_with_what_the_hub_states(hub, repo):
+    found = {info.path: info for info in open_origin("hf://org/model@old").list()}
+    assert {path: info.size for path, info in found.items()} == {
+        path: len(data) for path, data in {**FILES, **NAMES}.items()
+    }
+    large = "layers/0/weights.bin"
+    assert found[large].etag == f"sha256:{hashlib.sha256(FILES[large]).hexdigest()}"
+    assert found["config.json"].etag == f"git:{hashlib.sha1(FILES['config.json']).hexdigest()}"
+    assert sum("/tree/" in asked.path for asked in hub.requests) > 2
+
+
+@pytest.mark.parametrize("revision", ["", "/", "@main", "@main/", "@old", "@refs/pr/1", "@COMMIT"])
+def test_any_name_of_a_revision_stages_its_files_and_again_reads_nothing(hub, repo, store, revision):
+    uri = f"hf://org/model{revision}".replace("COMMIT", repo.names["old"])
+    files = NEW if revision.rstrip("/") in ("", "@main") else {**FILES, **NAMES}
+    report = stage(make_spec(uri), store)
+    assert report.fetched_bytes == hub.sent == sum(map(len, files.values()))
+    assert tree(store.engine_path("llama", "weights").resolve()) == files
+    assert check_deployment(store, "llama", full=True).ready
+    hub.forget()
+    again = stage(make_spec(uri), store)
+    assert (again.artifacts[0].version, again.fetched_bytes) == (report.artifacts[0].version, 0)
+    assert (hub.sent, hub.cdn_requests) == (0, [])
+    assert not [asked for asked in hub.requests if "resolve" in asked.path]
+
+
+def test_the_commit_that_was_found_first_is_read_to_the_end(hub, repo):
+    origin = open_origin("hf://org/model@main")
+    found = {info.path: info for info in origin.list()}
+    repo.commit({"config.json": b"another", "layers/1/weights.bin": b"another"}, "main")
+    for path in ("config.json", "layers/1/weights.bin"):
+        assert _read(origin, found[path]) == NEW[path]
+    assert {asked.path.split("/resolve/")[1][:40] for asked in hub.requests if "/resolve/" in asked.path} == {
+        origin._look().commit
+    }
+
+
+def test_the_token_goes_to_the_hub_and_to_nobody_else(hub, repo, store):
+    stage(make_spec("hf://org/model"), store)
+    assert {
+        asked.headers.get("Authorization", asked.headers.get("authorization")) for asked in hub.requests
+    } == {f"Bearer {TOKEN}"}
+    assert hub.cdn_requests
+    for asked in hub.cdn_requests:
+        assert TOKEN not in str(asked.headers)
+        assert "Range" in asked.headers
+
+
+def test_ranges_are_just_those_ranges(hub, repo):
+    origin = open_origin("hf://org/model@old")
+    for path in ("config.json", "layers/0/weights.bin"):
+        assert _read(origin, origin.stat(path), 3, 4) == FILES[path][3:7]
+
+
+def test_a_range_of_a_large_file_costs_one_question_for_all(hub, repo):
+    origin = open_origin("hf://org/model")
+    item = origin.stat("layers/0/weights.bin")
+    for start in range(5):
+        assert _read(origin, item, start, 2) == FILES[item.path][start : start + 2]
+    assert sum("/resolve/" in asked.path for asked in hub.requests) == 1
+    assert len(hub.cdn_requests) == 5
+
+
+def test_an_address_that_expired_is_asked_for_again(hub, repo):
+    origin = open_origin("hf://org/model")
+    item = origin.stat("layers/0/weights.bin")
+    assert _read(origin, item) == FILES[item.path]
+    hub.expire()
+    assert _read(origin, item) == FILES[item.path]
+    assert len(hub.signatures) == 1
+
+
+def test_small_files_are_read_whole_and_larger_ones_refused(hub, repo):
+    origin = open_origin("hf://org/model")
+    assert origin.read("config.json", 100) == FILES["config.json"]
+    assert origin.read("empty", 100) == b""
+    with raises(OriginError, 3, "larger than 2 bytes"):
+        origin.read("config.json", 2)
+    with raises(OriginNotFoundError, 3, "'none'"):
+        origin.read("none", 2)
+    with raises(OriginNotFoundError, 3, "'none'"):
+        _read(origin, ObjectInfo("none", 10, ""))
+    assert origin.stat("none") is None
+    with raises(OriginChangedError, 3, "where 1000 were expected"):
+        _read(origin, ObjectInfo("layers/0/weights.bin", 1000, ""), 0, 10)
+
+
+@pytest.mark.parametrize("path", ["config.json", "layers/0/weights.bin"])
+def test_a_gated_model_says_how_to_get_in(hub, repo, store, monkeypatch, path):
+    repo.gated = True
+    spec = make_spec("hf://org/model", include=[path])
+    monkeypatch.setenv("HF_TOKEN", "hf_0ther")
+    with raises(OriginAccessError, 3, "gated", "accept its licence", "HF_TOKEN", "hf://org/model") as caught:
+        stage(spec, store)
+    assert "hf_0ther" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert stage(spec, store).fetched_bytes == len(FILES[path])
+
+
+def test_a_private_model_is_read_with_the_token(hub, repo, store, monkeypatch):
+    repo.private = True
+    assert stage(make_spec("hf://org/model"), store).fetched_bytes > TOTAL
+    monkeypatch.delenv("HF_TOKEN")
+    with raises(OriginNotFoundError, 3, "private", "HF_TOKEN"):
+        list(open_origin("hf://org/model").list())
+
+
+def test_a_missing_model_and_a_missing_revision_are_told_apart(hub, repo):
+    with raises(OriginNotFoundError, 3, "no such model", "hf://org/none"):
+        list(open_origin("hf://org/none").list())
+    with raises(OriginNotFoundError, 3, "no such revision 'v9'", "hf://org/model@v9"):
+        list(open_origin("hf://org/model@v9").list())
+
+
+def test_a_hub_that_does_not_answer_is_unavailable(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with raises(OriginUnavailableError, 3, "HF_ENDPOINT", "hf://org/model") as caught:
+        list(open_origin("hf://org/model").list())
+    assert caught.value.retryable
+
+
+def test_there_is_no_publishing_to_the_hub(hub, repo, tmp_path):
+    with raises(UnsupportedOriginError, 2, "can only be read", "hf upload"):
+        publish(make_folder(tmp_path / "source"), "hf://org/model")
+
+
+@pytest.mark.cloud
+def test_a_process_of_its_own_stages_from_the_endpoint_of_its_environment(hub, repo, store, tmp_path):
+    spec = make_folder(tmp_path, {"spec.json": make_spec("hf://org/model@old").model_dump_json().encode()})
+    done = subprocess.run(
+        [sys.executable, "-m", "llm_prefetch.cli", "stage", spec / "spec.json", "--json"],
+        env={**os.environ, "HF_HOME": str(tmp_path / "hf")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert tree(store.engine_path("llama", "weights").resolve()) == {**FILES, **NAMES}
+    assert TOKEN not in done.stdout + done.stderr
+    assert TOKEN not in "".join(str(asked.headers) for asked in hub.cdn_requests)
