@@ -17,7 +17,6 @@ import pytest
 from blake3 import blake3
 
 from llm_prefetch import manifest as manifests
-from llm_prefetch import stage as staging
 from llm_prefetch.errors import OriginNotFoundError, PrefetchError
 from llm_prefetch.ledger import Trace
 from llm_prefetch.manifest import FileEntry, Listing, Manifest
@@ -26,7 +25,7 @@ from llm_prefetch.progress import Progress
 from llm_prefetch.record import CommitRecord, read_record, write_record
 from llm_prefetch.resolve import Source
 from llm_prefetch.spec import Artifact, Spec
-from llm_prefetch.stage import ArtifactReport
+from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
 from llm_prefetch.store import NodeStore
 from llm_prefetch.transfer import Throttle
 
@@ -194,7 +193,7 @@ def stage_source(
     store: NodeStore, source: Source, *, progress: Progress | None = None, stop: threading.Event | None = None
 ) -> ArtifactReport:
     """Stage one artifact from an origin that no URI leads to."""
-    return staging.stage_artifact(
+    return stage_artifact(
         source, store, progress or Counter(), Throttle(None), stop or threading.Event(), Trace()
     )
 

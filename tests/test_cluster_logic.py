@@ -21,7 +21,8 @@ from llm_prefetch.errors import (
 from llm_prefetch.progress import PercentOfNodes, Snapshot
 from llm_prefetch.record import Verdict
 from llm_prefetch.spec import Spec
-from llm_prefetch.stage import ArtifactReport, StageReport
+from llm_prefetch.stage import StageReport
+from llm_prefetch.stage_artifact import ArtifactReport
 from tests.samples import make_manifest
 
 NODES = [Node(f"id{n}", f"10.0.0.{n}", f"host{n}") for n in range(3)]

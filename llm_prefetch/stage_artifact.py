@@ -1,0 +1,164 @@
+"""Staging one artifact: take up what is there, bring the rest, commit, and check what lies there then."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from llm_prefetch import settings
+from llm_prefetch.commit import commit, set_aside
+from llm_prefetch.errors import DigestError, NotReadyError
+from llm_prefetch.journal import Journal
+from llm_prefetch.ledger import Trace
+from llm_prefetch.manifest import Listing, Manifest
+from llm_prefetch.plan import check_space, find_committed, make_plan
+from llm_prefetch.progress import Progress
+from llm_prefetch.record import CommitRecord, Verdict, check_record, read_record, records, write_record
+from llm_prefetch.redact import redact
+from llm_prefetch.resolve import Source
+from llm_prefetch.reuse import reuse
+from llm_prefetch.salvage import prepare_partial, seal_listing
+from llm_prefetch.store import NodeStore, locked
+from llm_prefetch.transfer import Throttle, transfer
+from llm_prefetch.verify import full_check, quick_check
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReport:
+    """What staging one artifact did: bytes by where they came from, and the verdict from the node's files."""
+
+    name: str
+    version: str
+    verdict: Verdict
+    total_bytes: int
+    fetched_bytes: int
+    reused_bytes: int
+    seconds: float
+
+
+def stage_artifact(
+    source: Source,
+    store: NodeStore,
+    progress: Progress,
+    throttle: Throttle,
+    stop: threading.Event,
+    trace: Trace,
+) -> ArtifactReport:
+    """Make one artifact a committed version on this node, if it is not one; `trace` gets its steps.
+
+    Raises:
+        PrefetchError: as `stage`.
+        OSError: the disk refused.
+    """
+    begin = time.monotonic()
+    name = source.artifact.name
+    record = find_committed(store, source)
+    fetched = 0
+    if record is None:
+        waiting = f"another staging of {name} {source.key[:15]}"
+        with (
+            trace.step("lock", artifact=name),
+            locked(
+                store.lock(f"stage-{source.key}"), seconds=settings.LOCK_SECONDS.get(), waiting_for=waiting
+            ),
+        ):
+            record = find_committed(store, source) or _proven_again(source, store, progress)
+            if record is None:
+                record, fetched = _fetch_and_commit(source, store, progress, throttle, stop, trace)
+    _check_pin(source, record.version)
+    with trace.step("verify", artifact=name):
+        check = quick_check(store, name, record.version)
+    if not check.ready:
+        raise NotReadyError(
+            f"{name} is {check.verdict} right after its commit: {check.reason}",
+            where=str(store.artifact(name, record.version)),
+            hint="something else changes this folder; find it, then stage again",
+        )
+    reused = record.bytes - fetched
+    return ArtifactReport(
+        name, record.version, check.verdict, record.bytes, fetched, reused, time.monotonic() - begin
+    )
+
+
+def _check_pin(source: Source, version: str) -> None:
+    if source.artifact.version not in (None, version):
+        raise DigestError(
+            f"the origin holds {version}, the spec pins {source.artifact.version}",
+            where=redact(source.artifact.uri),
+            hint="pin the version that is there, or put the pinned one back",
+        )
+
+
+def _proven_again(source: Source, store: NodeStore, progress: Progress) -> CommitRecord | None:
+    """A version that is complete but in doubt, because of a reboot or a touched file, once its bytes are proven."""
+    for record in records(store, source.artifact.name):
+        wanted = (
+            record.version == source.content.version
+            if isinstance(source.content, Manifest)
+            else record.listing == source.key
+        )
+        if wanted:
+            progress.say(
+                f"{record.name}: {check_record(store, record.name, record.version).reason}; reading every byte"
+            )
+            if full_check(store, record.name, record.version, progress).ready:
+                return read_record(store, record.name, record.version)
+    return None
+
+
+def _fetch_and_commit(
+    source: Source,
+    store: NodeStore,
+    progress: Progress,
+    throttle: Throttle,
+    stop: threading.Event,
+    trace: Trace,
+) -> tuple[CommitRecord, int]:
+    """Returns the record and the bytes that were fetched."""
+    name, key = source.artifact.name, source.key
+    with trace.step("prepare", artifact=name):
+        journal = prepare_partial(store, source)
+        todo = make_plan(store, source, journal)
+        if todo.committed is not None:  # meanwhile, by one that our lock did not keep out
+            return todo.committed, 0
+        check_space(store, todo)
+    progress.start(name, todo.total_bytes)
+    progress.advance(todo.reuse_bytes)
+    tree = store.partial(key) / "tree"
+    with trace.step("transfer", artifact=name, bytes=todo.fetch_bytes):
+        journal.open()
+        try:
+            todo = reuse(todo, tree, journal)
+            inodes = transfer(todo, tree, journal, progress, throttle=throttle, stop=stop)
+        finally:
+            journal.close()
+    with trace.step("commit", artifact=name):
+        record = _commit(source, store, journal, inodes)
+    return record, todo.fetch_bytes
+
+
+def _commit(source: Source, store: NodeStore, journal: Journal, inodes: Mapping[str, int]) -> CommitRecord:
+    """Commit what was transferred; if the same version is here by another way, that one serves."""
+    name, content = source.artifact.name, source.content
+    listing = content.key if isinstance(content, Listing) else ""
+    manifest = seal_listing(content, journal) if isinstance(content, Listing) else content
+    _check_pin(source, manifest.version)
+    if listing and check_record(store, name, manifest.version).verdict is not Verdict.HIT:
+        old = set_aside(store, name, manifest.version)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        return commit(
+            store, name, source.key, manifest, inodes, uri=redact(source.artifact.uri), listing=listing
+        )
+    except OSError:
+        record = read_record(store, name, manifest.version)
+        if record is None or check_record(store, name, manifest.version).verdict is not Verdict.HIT:
+            raise
+    record = replace(record, listing=listing or record.listing)
+    write_record(store, record)
+    shutil.rmtree(store.partial(source.key), ignore_errors=True)
+    return record
