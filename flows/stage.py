@@ -24,7 +24,7 @@ from prefect.tasks import exponential_backoff
 from llm_prefetch.cluster import (
     Node,
     NodeReport,
-    Pins,
+    Run,
     connected,
     require_ready,
     select_nodes,
@@ -68,12 +68,12 @@ def stage(spec: Spec, address: str | None = None, root: str | None = None) -> di
         )
         progress = _progress_artifact(spec, len(nodes))
 
-        def start(node: Node, pins: Pins) -> _Running:
+        def start(node: Node, run: Run) -> _Running:
             def show(node: Node, snapshot: Snapshot) -> None:
                 progress.update(node.id, snapshot)
 
             # A callable, because Prefect walks through arguments: a manifest has a digest for every 16 MiB.
-            work = partial(stage_node, node, spec, pins, root=store, on_progress=show, stop=stop)
+            work = partial(stage_node, node, spec, run, root=store, on_progress=show, stop=stop)
             return _Running(
                 node, stage_on_node.with_options(task_run_name=f"stage-{node.address}").submit(work)
             )

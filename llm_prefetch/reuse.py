@@ -18,9 +18,10 @@ from llm_prefetch.journal import Journal
 from llm_prefetch.manifest import FileEntry, Manifest
 from llm_prefetch.paths import open_folder_beneath, open_own_beneath, unlink_beneath
 from llm_prefetch.plan import Chunk, Plan
+from llm_prefetch.stop import Stop
 
 
-def reuse(plan: Plan, tree: Path, journal: Journal) -> Plan:
+def reuse(plan: Plan, tree: Path, journal: Journal, stop: Stop) -> Plan:
     """Bring the held chunks of `plan` into `tree` and enter them into `journal`, which must be open.
 
     Returns:
@@ -28,6 +29,7 @@ def reuse(plan: Plan, tree: Path, journal: Journal) -> Plan:
 
     Raises:
         UnsafePathError: something in `tree` is in the way.
+        OriginUnavailableError: `stop` was set.
         OSError: the disk refused.
     """
     content = plan.source.content
@@ -37,10 +39,11 @@ def reuse(plan: Plan, tree: Path, journal: Journal) -> Plan:
     root_fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for number, group in groupby(plan.local, key=lambda chunk: chunk.file):
+            stop.raise_if_set()
             chunks, entry = list(group), content.files[number]
             held = plan.held.file(entry)
             if held is None or len(chunks) != len(entry.chunks) or not _link(held, root_fd, entry):
-                missed += _copy(plan, chunks, root_fd, entry, journal)
+                missed += _copy(plan, chunks, root_fd, entry, journal, stop)
                 continue
             for chunk in chunks:
                 journal.enter(chunk.file, chunk.index, chunk.digest)
@@ -65,7 +68,7 @@ def _link(held: Path, root_fd: int, entry: FileEntry) -> bool:
 
 
 def _copy(
-    plan: Plan, chunks: Iterable[Chunk], root_fd: int, entry: FileEntry, journal: Journal
+    plan: Plan, chunks: Iterable[Chunk], root_fd: int, entry: FileEntry, journal: Journal, stop: Stop
 ) -> list[Chunk]:
     """Copy held chunks to their places; returns those that are not what the manifest says."""
     missed = []
@@ -73,6 +76,7 @@ def _copy(
     try:
         os.ftruncate(fd, entry.size)
         for chunk in chunks:
+            stop.raise_if_set()
             path, start = plan.held.chunks[chunk.digest]
             try:
                 digest = copy_range(path, start, chunk.length, fd, chunk.start)

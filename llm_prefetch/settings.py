@@ -80,14 +80,19 @@ ROOT = Setting(
     _absolute_path,
     "Root of the node store: one absolute path on a fast local disk, the same on every node.",
 )
-CONCURRENCY = Setting("LLM_PREFETCH_CONCURRENCY", "16", _positive_int, "Ranges in flight on one node.")
+CONCURRENCY = Setting(
+    "LLM_PREFETCH_CONCURRENCY",
+    "64",
+    _positive_int,
+    "Most ranges in flight on one node; it starts with 16 and adds more while that brings more bytes.",
+)
 STALL_SECONDS = Setting(
     "LLM_PREFETCH_STALL_SECONDS",
     "30",
     _some_seconds,
-    "A range that delivers no byte for so long is given up and tried again.",
+    "A range that delivers less than 256 KiB in so long is given up and tried again.",
 )
-ATTEMPTS = Setting("LLM_PREFETCH_ATTEMPTS", "5", _positive_int, "Tries per range before a staging fails.")
+ATTEMPTS = Setting("LLM_PREFETCH_ATTEMPTS", "8", _positive_int, "Tries per range before a staging fails.")
 LOCK_SECONDS = Setting(
     "LLM_PREFETCH_LOCK_SECONDS",
     "3600",

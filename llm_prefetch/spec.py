@@ -99,6 +99,16 @@ class Policy(_Strict):
         pattern=_BYTES.pattern,
         description="Most bytes per second on one node, such as 2GB/s or 500MB/s.",
     )
+    run_bandwidth: str | None = Field(
+        default=None,
+        pattern=_BYTES.pattern,
+        description="Most bytes per second over all nodes of one run together; those at work share it equally.",
+    )
+    deadline_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds until a node gives up; what it has is kept. Empty: no deadline.",
+    )
     min_ready: str = Field(
         default="all",
         pattern=_MIN_READY_PATTERN,
@@ -110,7 +120,7 @@ class Policy(_Strict):
     def _number_as_text(cls, value: object) -> object:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @field_validator("bandwidth")
+    @field_validator("bandwidth", "run_bandwidth")
     @classmethod
     def _some_bandwidth(cls, value: str | None) -> str | None:
         if value is not None and not float(value.rstrip("KMGTiB/s ")):
@@ -120,10 +130,12 @@ class Policy(_Strict):
     @property
     def bytes_per_second(self) -> float | None:
         """The bandwidth cap of one node in bytes per second; `None` without one."""
-        if self.bandwidth is None:
-            return None
-        number, unit = _BYTES.fullmatch(self.bandwidth).groups()  # type: ignore[union-attr]  # the schema checked it
-        return float(number) * _UNITS[unit or ""]
+        return _bytes_per_second(self.bandwidth)
+
+    @property
+    def run_bytes_per_second(self) -> float | None:
+        """The bandwidth cap of all nodes of a run in bytes per second; `None` without one."""
+        return _bytes_per_second(self.run_bandwidth)
 
     def needed(self, nodes: int) -> int:
         """How many of `nodes` nodes must be ready."""
@@ -156,6 +168,13 @@ class Spec(_Strict):
                 raise ValueError(f"two artifacts are named {artifact.name!r}; give each its own name")
             seen.add(artifact.name)
         return artifacts
+
+
+def _bytes_per_second(rate: str | None) -> float | None:
+    if rate is None:
+        return None
+    number, unit = _BYTES.fullmatch(rate).groups()  # type: ignore[union-attr]  # the schema checked it
+    return float(number) * _UNITS[unit or ""]
 
 
 def load_spec(source: str) -> Spec:

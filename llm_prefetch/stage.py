@@ -26,6 +26,7 @@ from llm_prefetch.record import Verdict, read_record
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
+from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
 from llm_prefetch.transfer import Throttle
 
@@ -75,6 +76,7 @@ def stage(
     progress: Progress | None = None,
     manifests: Mapping[str, Manifest] | None = None,
     stop: threading.Event | None = None,
+    throttle: Throttle | None = None,
 ) -> StageReport:
     """Make the deployment of `spec` ready on this node and live.
 
@@ -83,13 +85,15 @@ def stage(
         store: Where.
         progress: Told of every byte.
         manifests: Manifests by artifact name that the run already knows; the others come from the origin.
-        stop: When set, the transfer ends within a piece and what is done is kept.
+        stop: When set, the staging ends within a second and what is done is kept.
+        throttle: The bandwidth cap; else that of the policy.
 
     Raises:
         PrefetchError: see `errors`; nothing that was live or committed is lost.
     """
-    progress, stop, trace = progress or NoProgress(), stop or threading.Event(), Trace()
-    throttle = Throttle(spec.policy.bytes_per_second)
+    progress, trace = progress or NoProgress(), Trace()
+    throttle = throttle or Throttle(spec.policy.bytes_per_second)
+    until = Stop(stop, seconds=spec.policy.deadline_seconds)
     linked = [artifact for artifact in spec.artifacts if artifact.link]
     reports: list[ArtifactReport] = []
     facts: dict[str, Any] = {"deployment": spec.deployment, "artifacts": []}
@@ -99,7 +103,7 @@ def stage(
         for artifact in spec.artifacts:
             with trace.step("resolve", artifact=artifact.name):
                 source = resolve(artifact, pinned=(manifests or {}).get(artifact.name))
-            report = stage_artifact(source, store, progress, throttle, stop, trace)
+            report = stage_artifact(source, store, progress, throttle, until, trace)
             reports.append(report)
             facts["artifacts"].append(
                 {"name": report.name, "version": report.version, "fetched": report.fetched_bytes}
@@ -141,9 +145,7 @@ def repair(
     with _recorded(store, "repair", "repaired", trace, {"artifact": name, "version": version}):
         with trace.step("resolve", artifact=name):
             source = resolve(artifact, pinned=_manifest_on_node(store, name, version))
-        report = stage_artifact(
-            source, store, progress or NoProgress(), Throttle(None), stop or threading.Event(), trace
-        )
+        report = stage_artifact(source, store, progress or NoProgress(), Throttle(), Stop(stop), trace)
         with trace.step("sync"):
             _sync(store, report)
     return report

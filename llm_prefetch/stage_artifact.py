@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source
 from llm_prefetch.reuse import reuse
 from llm_prefetch.salvage import prepare_partial, seal_listing
+from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, locked
 from llm_prefetch.transfer import Throttle, transfer
 from llm_prefetch.verify import full_check, quick_check
@@ -44,7 +44,7 @@ def stage_artifact(
     store: NodeStore,
     progress: Progress,
     throttle: Throttle,
-    stop: threading.Event,
+    stop: Stop,
     trace: Trace,
 ) -> ArtifactReport:
     """Make one artifact a committed version on this node, if it is not one; `trace` gets its steps.
@@ -62,10 +62,13 @@ def stage_artifact(
         with (
             trace.step("lock", artifact=name),
             locked(
-                store.lock(f"stage-{source.key}"), seconds=settings.LOCK_SECONDS.get(), waiting_for=waiting
+                store.lock(f"stage-{source.key}"),
+                seconds=settings.LOCK_SECONDS.get(),
+                waiting_for=waiting,
+                stop=stop,
             ),
         ):
-            record = find_committed(store, source) or _proven_again(source, store, progress)
+            record = find_committed(store, source) or _proven_again(source, store, progress, stop)
             if record is None:
                 record, fetched = _fetch_and_commit(source, store, progress, throttle, stop, trace)
     _check_pin(source, record.version)
@@ -92,7 +95,7 @@ def _check_pin(source: Source, version: str) -> None:
         )
 
 
-def _proven_again(source: Source, store: NodeStore, progress: Progress) -> CommitRecord | None:
+def _proven_again(source: Source, store: NodeStore, progress: Progress, stop: Stop) -> CommitRecord | None:
     """A version that is complete but in doubt, because of a reboot or a touched file, once its bytes are proven."""
     for record in records(store, source.artifact.name):
         wanted = (
@@ -104,7 +107,7 @@ def _proven_again(source: Source, store: NodeStore, progress: Progress) -> Commi
             progress.say(
                 f"{record.name}: {check_record(store, record.name, record.version).reason}; reading every byte"
             )
-            if full_check(store, record.name, record.version, progress).ready:
+            if full_check(store, record.name, record.version, progress, stop=stop).ready:
                 return read_record(store, record.name, record.version)
     return None
 
@@ -114,7 +117,7 @@ def _fetch_and_commit(
     store: NodeStore,
     progress: Progress,
     throttle: Throttle,
-    stop: threading.Event,
+    stop: Stop,
     trace: Trace,
 ) -> tuple[CommitRecord, int]:
     """Returns the record and the bytes that were fetched."""
@@ -131,7 +134,7 @@ def _fetch_and_commit(
     with trace.step("transfer", artifact=name, bytes=todo.fetch_bytes):
         journal.open()
         try:
-            todo = reuse(todo, tree, journal)
+            todo = reuse(todo, tree, journal, stop)
             inodes = transfer(todo, tree, journal, progress, throttle=throttle, stop=stop)
         finally:
             journal.close()

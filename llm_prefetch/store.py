@@ -30,6 +30,7 @@ from typing import Any
 
 from llm_prefetch import settings
 from llm_prefetch.errors import DiskError, DiskPermissionError, LayoutError, LockTimeoutError, disk_error
+from llm_prefetch.stop import Stop
 
 LAYOUT = "1"
 _FOLDERS = ("artifacts", "partial", "bundles", "live", "leases", "locks", "ledger", "quarantine")
@@ -178,13 +179,16 @@ def boot_id() -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False, seconds: float, waiting_for: str) -> Iterator[None]:
+def locked(
+    path: Path, *, shared: bool = False, seconds: float, waiting_for: str, stop: Stop | None = None
+) -> Iterator[None]:
     """Hold an advisory lock; it ends with the process at the latest.
 
     Raises:
         LockTimeoutError: another process held it for `seconds` seconds.
+        OriginUnavailableError: `stop` was set while waiting.
     """
-    fd = acquire(path, shared=shared, seconds=seconds, waiting_for=waiting_for)
+    fd = acquire(path, shared=shared, seconds=seconds, waiting_for=waiting_for, stop=stop)
     try:
         yield
     finally:
@@ -199,7 +203,7 @@ def release(fd: int) -> None:
         os.close(fd)
 
 
-def acquire(path: Path, *, shared: bool, seconds: float, waiting_for: str) -> int:
+def acquire(path: Path, *, shared: bool, seconds: float, waiting_for: str, stop: Stop | None = None) -> int:
     """Take the lock and return the descriptor that holds it, for `release`."""
     try:
         fd = _open_lock(path, shared=shared)
@@ -210,6 +214,9 @@ def acquire(path: Path, *, shared: bool, seconds: float, waiting_for: str) -> in
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
+            if stop is not None and stop.is_set():
+                os.close(fd)
+                stop.raise_if_set()
             if time.monotonic() >= deadline:
                 os.close(fd)
                 raise LockTimeoutError(

@@ -27,6 +27,7 @@ from llm_prefetch.record import (
     read_record,
     write_record,
 )
+from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, boot_id
 
 
@@ -52,15 +53,18 @@ def quick_check(store: NodeStore, name: str, version: str) -> Check:
     return _check(store, name, version, check_record(store, name, version))
 
 
-def full_check(store: NodeStore, name: str, version: str, progress: Progress | None = None) -> Check:
+def full_check(
+    store: NodeStore, name: str, version: str, progress: Progress | None = None, *, stop: Stop | None = None
+) -> Check:
     """Read and hash every byte. A version that passes is sealed again, whatever touched its times.
 
     One that does not pass is remembered as damaged: the quick check says so too, and staging again mends it.
 
     Raises:
         OSError: the store cannot be read.
+        OriginUnavailableError: `stop` was set before the end.
     """
-    progress = progress or NoProgress()
+    progress, stop = progress or NoProgress(), stop or Stop()
     record = read_record(store, name, version)
     if record is None:
         return quick_check(store, name, version)
@@ -79,7 +83,7 @@ def full_check(store: NodeStore, name: str, version: str, progress: Progress | N
     if finding.verdict is Verdict.HIT:
         progress.start(f"verify {name}", manifest.total_bytes)
         before = _as_it_lies(store, record, manifest)
-        finding = _compare_bytes(base, manifest, progress)
+        finding = _compare_bytes(base, manifest, progress, stop)
         if finding.verdict is Verdict.HIT:
             finding = _renew(store, record, manifest, before)
         else:
@@ -114,7 +118,7 @@ def _compare_tree(base: Path, manifest: Manifest) -> Finding:
     return Finding(Verdict.CORRUPT, f"{extra[0]!r} does not belong to it") if extra else Finding(Verdict.HIT)
 
 
-def _compare_bytes(base: Path, manifest: Manifest, progress: Progress) -> Finding:
+def _compare_bytes(base: Path, manifest: Manifest, progress: Progress, stop: Stop) -> Finding:
     jobs = [
         (base / file.path, file.path, index, digest)
         for file in manifest.files
@@ -122,6 +126,7 @@ def _compare_bytes(base: Path, manifest: Manifest, progress: Progress) -> Findin
     ]
 
     def check(job: tuple[Path, str, int, str]) -> str:
+        stop.raise_if_set()
         path, name, index, digest = job
         start = index * manifest.chunk_bytes
         return (

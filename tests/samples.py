@@ -26,6 +26,7 @@ from llm_prefetch.record import CommitRecord, read_record, write_record
 from llm_prefetch.resolve import Source
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
+from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
 from llm_prefetch.transfer import Throttle
 
@@ -190,11 +191,11 @@ def make_listing(origin: FakeOrigin) -> Listing:
 
 
 def stage_source(
-    store: NodeStore, source: Source, *, progress: Progress | None = None, stop: threading.Event | None = None
+    store: NodeStore, source: Source, *, progress: Progress | None = None, stop: Stop | None = None
 ) -> ArtifactReport:
     """Stage one artifact from an origin that no URI leads to."""
     return stage_artifact(
-        source, store, progress or Counter(), Throttle(None), stop or threading.Event(), Trace()
+        source, store, progress or Counter(), Throttle(), stop or Stop(), Trace()
     )
 
 

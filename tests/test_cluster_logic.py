@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from llm_prefetch.cluster import ClusterReport, Node, NodeReport, Pins, require_ready, stage_cluster
+from llm_prefetch.cluster import ClusterReport, Node, NodeReport, Run, require_ready, stage_cluster
+from llm_prefetch.cluster.bandwidth import SharedBandwidth
+from llm_prefetch.cluster.pins import Pins
 from llm_prefetch.errors import (
     ClusterError,
     NoSpaceError,
@@ -112,14 +114,14 @@ def test_too_few_nodes_are_the_error_of_the_first_that_failed() -> None:
 def test_all_nodes_run_at_once_and_none_hides_another() -> None:
     together = threading.Barrier(3, timeout=30)
 
-    def work(node: Node, pins: Pins) -> NodeReport:
+    def work(node: Node, run: Run) -> NodeReport:
         together.wait()  # would time out if one waited for another
-        assert not pins.complete
+        assert not run.pins.complete
         return ready(node) if node is not NODES[1] else failed(node)
 
     with ThreadPoolExecutor(3) as pool:
         report = stage_cluster(
-            spec("2"), NODES, lambda node, pins: pool.submit(work, node, pins), stop=threading.Event()
+            spec("2"), NODES, lambda node, run: pool.submit(work, node, run), stop=threading.Event()
         )
     assert [r.node for r in report.nodes] == NODES
     assert [r.ready for r in report.nodes] == [True, False, True]
@@ -212,3 +214,25 @@ def test_a_node_that_fails_hands_its_turn_on() -> None:
         assert not waiting.done()
         stop.set()  # a cancelled run waits for nothing
         assert waiting.result(30) is False
+
+
+def test_the_nodes_at_work_share_the_bandwidth_of_a_run() -> None:
+    shared = SharedBandwidth(12e9)
+    with shared.joined():
+        assert shared.share == 12e9
+        with shared.joined(), shared.joined():
+            assert shared.share == 4e9
+        assert shared.share == 12e9
+
+
+def test_a_node_that_fails_leaves_its_share_to_the_others() -> None:
+    shared = SharedBandwidth(12e9)
+    with shared.joined():
+        with pytest.raises(NoSpaceError), shared.joined():
+            raise NoSpaceError("full")
+        assert shared.share == 12e9
+
+
+def test_a_run_without_a_cap_shares_nothing() -> None:
+    with SharedBandwidth(None).joined() as _:
+        assert SharedBandwidth(None).share is None

@@ -50,7 +50,7 @@ def test_a_value_that_cannot_be_read_is_ignored_with_a_warning(setting, text, mo
 
 def test_an_empty_value_means_the_default(monkeypatch, caplog):
     monkeypatch.setenv("LLM_PREFETCH_ATTEMPTS", "  ")
-    assert settings.ATTEMPTS.get() == 5
+    assert settings.ATTEMPTS.get() == 8
     assert not caplog.records
 
 

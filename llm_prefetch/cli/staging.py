@@ -137,12 +137,12 @@ def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
             ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as pool,
         ):
 
-            def start(node: Any, pins: Any) -> Future[Any]:  # noqa: ANN401 (a Node and the Pins)
+            def start(node: Any, run: Any) -> Future[Any]:  # noqa: ANN401 (a Node and the Run)
                 def show(node: Any, snapshot: Any) -> None:  # noqa: ANN401 (a Node and its Snapshot)
                     bars.update(node.address, snapshot)
 
                 return pool.submit(
-                    cluster.stage_node, node, spec, pins, root=root, on_progress=show, stop=options.stop
+                    cluster.stage_node, node, spec, run, root=root, on_progress=show, stop=options.stop
                 )
 
             report = cluster.stage_cluster(spec, nodes, start, stop=options.stop)

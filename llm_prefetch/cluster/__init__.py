@@ -6,15 +6,15 @@ fail each other: each has its own report.
 """
 
 from llm_prefetch.cluster.nodes import connected, select_nodes
-from llm_prefetch.cluster.pins import Pins
 from llm_prefetch.cluster.reports import ClusterReport, Node, NodeReport, require_ready
+from llm_prefetch.cluster.run import Run
 from llm_prefetch.cluster.staging import Running, plan_node, stage_cluster, stage_node
 
 __all__ = [
     "ClusterReport",
     "Node",
     "NodeReport",
-    "Pins",
+    "Run",
     "Running",
     "connected",
     "plan_node",

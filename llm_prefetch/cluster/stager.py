@@ -20,8 +20,9 @@ from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import StageReport, committed_manifests, plan, stage
 from llm_prefetch.store import open_store
+from llm_prefetch.transfer import Throttle
 
-_THREADS = 3  # one works while the others say how far it is and tell it to stop
+_THREADS = 3  # one works while the others say how far it is and tell it to slow down or stop
 _Answer = TypeVar("_Answer")
 
 
@@ -33,16 +34,27 @@ class NodeStager:
         self._root = Path(root) if root else None
         self._progress = CountingProgress()
         self._stop = threading.Event()
+        self._throttle = Throttle()
 
     def stage(
-        self, spec: dict[str, Any], manifests: dict[str, Manifest]
+        self, spec: dict[str, Any], manifests: dict[str, Manifest], share: float | None = None
     ) -> tuple[StageReport, dict[str, Manifest]] | PrefetchError:
-        """Stage; the report, and the manifests of what it says is there."""
+        """Stage, with at most `share` bytes per second; the report, and the manifests of what it says is there."""
 
         def work() -> tuple[StageReport, dict[str, Manifest]]:
             store = open_store(self._root, create=True)
             parsed = Spec.model_validate(spec)
-            report = stage(parsed, store, progress=self._progress, manifests=manifests, stop=self._stop)
+            self._throttle = Throttle(parsed.policy.bytes_per_second)
+            if share is not None:
+                self._throttle.share(share)
+            report = stage(
+                parsed,
+                store,
+                progress=self._progress,
+                manifests=manifests,
+                stop=self._stop,
+                throttle=self._throttle,
+            )
             return report, committed_manifests(store, report)
 
         return _answer(work)
@@ -68,6 +80,10 @@ class NodeStager:
     def snapshot(self) -> Snapshot:
         """How far the staging is."""
         return self._progress.snapshot()
+
+    def limit(self, bytes_per_second: float) -> None:
+        """Use no more of what the nodes of the run share."""
+        self._throttle.share(bytes_per_second)
 
     def cancel(self) -> None:
         """Stop the staging."""

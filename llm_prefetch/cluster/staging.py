@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
-from llm_prefetch.cluster.pins import Pins
 from llm_prefetch.cluster.reports import ClusterReport, Node, NodeReport
+from llm_prefetch.cluster.run import Run
 from llm_prefetch.cluster.stager import stager
 from llm_prefetch.errors import ClusterError, PrefetchError
 from llm_prefetch.plan import PlanSummary
@@ -33,23 +33,23 @@ class Running(Protocol):
 
 
 def stage_cluster(
-    spec: Spec, nodes: Sequence[Node], start: Callable[[Node, Pins], Running], *, stop: threading.Event
+    spec: Spec, nodes: Sequence[Node], start: Callable[[Node, Run], Running], *, stop: threading.Event
 ) -> ClusterReport:
     """Stage on all `nodes` at once; `start` begins one of them and says how to wait for it.
 
     No error of a node is raised: each is in its node's report. If this thread is interrupted, `stop` is set and the
     nodes are waited for, which takes seconds.
     """
-    pins = Pins(frozenset(artifact.name for artifact in spec.artifacts))
+    run = Run.of(spec)
     running: list[Running] = []
     try:
-        running.extend(start(node, pins) for node in nodes)
-        reports = tuple(run.result() for run in running)
+        running.extend(start(node, run) for node in nodes)
+        reports = tuple(one.result() for one in running)
     except BaseException:
         stop.set()
-        for run in running:
+        for one in running:
             with suppress(Exception):
-                run.result()
+                one.result()
         raise
     return ClusterReport(reports, spec.policy.needed(len(nodes)))
 
@@ -57,7 +57,7 @@ def stage_cluster(
 def stage_node(
     node: Node,
     spec: Spec,
-    pins: Pins,
+    run: Run,
     *,
     root: Path | None,
     on_progress: Callable[[Node, Snapshot], None] = lambda _node, _snapshot: None,
@@ -68,14 +68,19 @@ def stage_node(
     Args:
         node: Where.
         spec: What.
-        pins: The versions of this run.
+        run: What the nodes share.
         root: Root of the node store; `None` leaves it to the node's own `LLM_PREFETCH_ROOT`.
         on_progress: Told how far it is about once a second.
         stop: When set, the node stops within a piece; what is done is kept there.
     """
-    stop = stop or threading.Event()
+    stop, pins, told = stop or threading.Event(), run.pins, None
 
     def watch(actor: Any) -> None:  # noqa: ANN401 (Ray's handle)
+        nonlocal told
+        share = run.bandwidth.share
+        if share is not None and share != told:
+            actor.limit.remote(share)
+            told = share
         snapshot = _soon(actor.snapshot.remote())
         if snapshot is not None:
             on_progress(node, snapshot)
@@ -84,8 +89,9 @@ def stage_node(
         with stager(node, root) as actor:
             if not pins.complete:
                 pins.offer(_wait(node, actor, actor.published.remote(spec.model_dump()), stop=stop))
-            with pins.turn(stop):
-                staging = actor.stage.remote(spec.model_dump(), pins.known)
+            with pins.turn(stop), run.bandwidth.joined():
+                told = run.bandwidth.share
+                staging = actor.stage.remote(spec.model_dump(), pins.known, told)
                 report, found = _wait(node, actor, staging, stop=stop, watch=watch)
                 pins.settle(found)
             watch(actor)

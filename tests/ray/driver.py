@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llm_prefetch.cluster import Pins, connected, plan_node, select_nodes, stage_node
+from llm_prefetch.cluster import Run, connected, plan_node, select_nodes, stage_node
 from llm_prefetch.errors import PrefetchError
 from llm_prefetch.origins import open_origin
 from llm_prefetch.spec import NodeSelector, Spec
@@ -38,14 +38,14 @@ def fail(spec: dict[str, Any]) -> list[Any]:
         planned = None
     except PrefetchError as error:
         planned = plain(error)
-    return [planned, plain(stage_node(node, parsed, pins(parsed), root=None).error)]
+    return [planned, plain(stage_node(node, parsed, Run.of(parsed), root=None).error)]
 
 
 def change_between(spec: dict[str, Any], path: str) -> list[Any]:
     """Stage on one node, change an object at the origin, and stage on the others, in one run."""
     parsed = Spec.model_validate(spec)
     first, *others = select_nodes(parsed.nodes)
-    run = pins(parsed)
+    run = Run.of(parsed)
     reports = [stage_node(first, parsed, run, root=None)]
     origin = open_origin(parsed.artifacts[0].uri)
     old = origin.read(path, 2**30)
@@ -58,10 +58,6 @@ def change_between(spec: dict[str, Any], path: str) -> list[Any]:
     return [
         report.report.artifacts[0].version if report.report else plain(report.error) for report in reports
     ]
-
-
-def pins(spec: Spec) -> Pins:
-    return Pins(frozenset(artifact.name for artifact in spec.artifacts))
 
 
 def plain(error: PrefetchError | None) -> dict[str, Any] | None:

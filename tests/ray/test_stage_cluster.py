@@ -111,6 +111,16 @@ def test_one_node_that_fails_neither_stops_nor_hides_the_others(staging: Staging
     assert staging.bytes_read() == 3 * size
 
 
+def test_the_nodes_of_a_run_share_its_bandwidth(staging: Staging) -> None:
+    """Three nodes fetch three times the bytes that may pass in a second; alone, each would need one."""
+    size = staging.put("weights", kilobytes=1024)
+    policy = {"run_bandwidth": f"{size}B/s"}
+    code, report, _ = staging.cli("stage", staging.spec("weights", policy=policy))
+    assert (code, report["ready"]) == (0, True)
+    assert max(node["report"]["seconds"] for node in report["nodes"]) > 1.8
+    assert staging.bytes_read() == 3 * size
+
+
 def test_a_plan_of_one_node_that_fails_does_not_hide_the_others(staging: Staging) -> None:
     first, *others = staging.hosts
     (first.disk / "only-here").mkdir()

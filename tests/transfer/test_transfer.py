@@ -16,6 +16,7 @@ from llm_prefetch.errors import (
 from llm_prefetch.journal import read_journal
 from llm_prefetch.plan import make_plan
 from llm_prefetch.salvage import prepare_partial
+from llm_prefetch.stop import Stop
 from llm_prefetch.transfer import Throttle, transfer
 from tests.samples import (
     CHUNK,
@@ -30,33 +31,9 @@ from tests.samples import (
     stage_source,
     tree,
 )
+from tests.transfer.running import WEIGHTS, run_transfer, unavailable
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-WEIGHTS = "layers/0/weights.bin"
-
-
-def _unavailable(what="the line broke"):
-    return OriginUnavailableError(what, where="fake://origin", hint="again")
-
-
-def _transfer(store, source, progress=None, stop=None):
-    """As `stage` does, up to the commit; returns the tree and what the journal then holds."""
-    journal = prepare_partial(store, source)
-    plan = make_plan(store, source)
-    path = store.partial(source.key) / "tree"
-    journal.open()
-    try:
-        transfer(
-            plan,
-            path,
-            journal,
-            progress or Counter(),
-            throttle=Throttle(None),
-            stop=stop or threading.Event(),
-        )
-    finally:
-        journal.close()
-    return path, read_journal(journal.path).done
 
 
 @pytest.mark.parametrize("piece", [1, 5, CHUNK, 100])
@@ -64,7 +41,7 @@ def _transfer(store, source, progress=None, stop=None):
 def test_every_file_arrives_whole(store, monkeypatch, piece, workers):
     monkeypatch.setenv("LLM_PREFETCH_CONCURRENCY", str(workers))
     source, progress = make_source(FakeOrigin(piece=piece)), Counter()
-    path, done = _transfer(store, source, progress)
+    path, done = run_transfer(store, source, progress)
     assert tree(path) == FILES
     assert progress.done == TOTAL
     assert len(done) == len(source.origin.reads)
@@ -75,9 +52,7 @@ def test_files_are_made_at_full_size_and_their_inodes_are_told(store):
     journal = prepare_partial(store, source)
     path = store.partial(source.key) / "tree"
     journal.open()
-    inodes = transfer(
-        make_plan(store, source), path, journal, Counter(), throttle=Throttle(None), stop=threading.Event()
-    )
+    inodes = transfer(make_plan(store, source), path, journal, Counter(), throttle=Throttle(), stop=Stop())
     journal.close()
     assert inodes == {name: (path / name).stat().st_ino for name in FILES}
 
@@ -87,10 +62,10 @@ def test_a_range_that_fails_on_the_way_is_tried_again_and_counted_once(store, sh
     def fault(read):
         if read.attempt > 1 or read.start != CHUNK:
             return None
-        return _unavailable() if read.path == WEIGHTS else short
+        return unavailable() if read.path == WEIGHTS else short
 
     source, progress = make_source(FakeOrigin(fault=fault)), Counter()
-    path, _ = _transfer(store, source, progress)
+    path, _ = run_transfer(store, source, progress)
     assert tree(path) == FILES
     assert progress.done == TOTAL
 
@@ -99,7 +74,7 @@ def test_wrong_bytes_are_fetched_once_more_and_then_refused(store):
     source = make_source(FakeOrigin(fault=lambda read: b"x" * read.length if read.path == WEIGHTS else None))
     progress = Counter()
     with raises(DigestError, 5, WEIGHTS, "fake://origin"):
-        _transfer(store, source, progress)
+        run_transfer(store, source, progress)
     journal = read_journal(store.partial(source.key) / "journal")
     wrong = sorted(FILES).index(WEIGHTS)
     assert not [key for key in journal.done if key[0] == wrong]
@@ -114,16 +89,16 @@ def test_a_bit_that_flipped_on_the_way_is_mended(store):
         return b"x" * read.length if read.path == WEIGHTS and read.attempt == 1 else None
 
     progress = Counter()
-    path, _ = _transfer(store, make_source(FakeOrigin(fault=fault)), progress)
+    path, _ = run_transfer(store, make_source(FakeOrigin(fault=fault)), progress)
     assert tree(path) == FILES
     assert progress.done == TOTAL
 
 
 def test_retries_end(store, monkeypatch):
     monkeypatch.setenv("LLM_PREFETCH_ATTEMPTS", "2")
-    source = make_source(FakeOrigin(fault=lambda read: _unavailable() if read.path == WEIGHTS else None))
+    source = make_source(FakeOrigin(fault=lambda read: unavailable() if read.path == WEIGHTS else None))
     with raises(OriginUnavailableError, 3, "the line broke"):
-        _transfer(store, source)
+        run_transfer(store, source)
     assert max(read.attempt for read in source.origin.reads) == 2
 
 
@@ -131,7 +106,7 @@ def test_a_refusal_is_not_tried_again(store):
     refusal = OriginAccessError("no", where="fake://origin", hint="ask")
     source = make_source(FakeOrigin(fault=lambda read: refusal))
     with raises(OriginAccessError, 3, "no"):
-        _transfer(store, source)
+        run_transfer(store, source)
     assert max(read.attempt for read in source.origin.reads) == 1
 
 
@@ -170,7 +145,7 @@ def test_the_first_failure_is_told_and_not_its_echo_in_other_workers(store, monk
     origin.fault = fault
     source = make_source(origin)
     with raises(DigestError, 5, "'b'"):
-        _transfer(store, source, Counter(on_advance=on_advance))
+        run_transfer(store, source, Counter(on_advance=on_advance))
 
 
 def test_a_body_that_gives_more_than_was_asked_for_overwrites_no_neighbour(store, monkeypatch):
@@ -178,10 +153,10 @@ def test_a_body_that_gives_more_than_was_asked_for_overwrites_no_neighbour(store
     monkeypatch.setenv("LLM_PREFETCH_CONCURRENCY", "1")
     files = {"a": b"AAAAAAAABBBBBBBB"}
     bad = FakeOrigin(files, fault=lambda read: b"AAAAAAAAxxxxxxxx" if read.start == 0 else None, piece=100)
-    path, _ = _transfer(store, make_source(bad))
+    path, _ = run_transfer(store, make_source(bad))
     assert tree(path) == files
     greedy = FakeOrigin({"a": bytes(range(64))}, greedy=True, piece=100)
-    path, _ = _transfer(store, make_source(greedy))
+    path, _ = run_transfer(store, make_source(greedy))
     assert tree(path) == greedy.files
 
 
@@ -196,7 +171,7 @@ def test_a_cancelled_transfer_keeps_what_is_done(store, monkeypatch):
 
     progress = Counter(on_advance=after_three_chunks)
     with pytest.raises(OriginUnavailableError, match="cancelled") as caught:
-        _transfer(store, source, progress, stop)
+        run_transfer(store, source, progress, Stop(stop))
     assert caught.value.retryable
     assert len(source.origin.reads) == 4  # a cancelled range is not tried again
     assert len(read_journal(store.partial(source.key) / "journal").done) == 3
@@ -257,50 +232,26 @@ def test_a_disk_that_fails_is_not_taken_for_the_origin(store):
 
     source.origin.fault = fault
     with raises(DiskError, 4):
-        _transfer(store, source)
+        run_transfer(store, source)
 
 
 def test_a_listing_learns_its_digests_on_the_way(store):
     origin = FakeOrigin()
-    _, done = _transfer(store, make_source(origin, make_listing(origin)))
+    _, done = run_transfer(store, make_source(origin, make_listing(origin)))
     assert len(done) == 3
     assert all(len(digest) == 64 for digest in done.values())
 
 
 def test_a_read_only_file_of_a_commit_that_was_cut_short_is_made_writable(store):
     source = make_source()
-    path, _ = _transfer(store, source)
+    path, _ = run_transfer(store, source)
     for name in FILES:
         (path / name).chmod(0o444)
     (path.parent / "journal").unlink()
-    _transfer(store, source)
+    run_transfer(store, source)
     assert {(path / name).stat().st_mode & 0o777 for name in FILES if FILES[name]} == {0o644}
 
 
-def test_a_throttle_lets_go_when_the_staging_stops():
-    stop = threading.Event()
-    stop.set()
-    throttle = Throttle(1.0)
-    for _ in range(3):
-        throttle.take(10**9, stop)
-
-
-def test_no_throttle_lets_everything_pass():
-    Throttle(None).take(10**18, threading.Event())
-
-
 def test_throttled_bytes_arrive_all_the_same(store):
-    source = make_source()
-    journal = prepare_partial(store, source)
-    path = store.partial(source.key) / "tree"
-    journal.open()
-    transfer(
-        make_plan(store, source),
-        path,
-        journal,
-        Counter(),
-        throttle=Throttle(10_000.0),
-        stop=threading.Event(),
-    )
-    journal.close()
+    path, _ = run_transfer(store, make_source(), throttle=Throttle(10_000.0))
     assert tree(path) == FILES
