@@ -12,8 +12,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from llm_prefetch import cli, errors, settings
+from llm_prefetch.plugins.options import PluginFiles, PluginNames
 from llm_prefetch.record import Verdict
-from llm_prefetch.serve.options import CallbackOptions
+from llm_prefetch.serve.options import CallbackOptions, Deadlines, PrefectOptions
 from llm_prefetch.spec import Artifact, NodeSelector, Policy, Spec
 
 FOLDER = Path(__file__).parent / "reference"
@@ -45,7 +46,8 @@ def _spec() -> str:
         ),
     ]
     for title, model in (
-        ("Spec", Spec), ("artifacts[]", Artifact), ("nodes", NodeSelector), ("policy", Policy)
+        ("Spec", Spec), ("artifacts[]", Artifact), ("artifacts[].plugins", PluginFiles), ("nodes", NodeSelector),
+        ("policy", Policy),
     ):  # fmt: skip
         parts += [f"## {title}", (model.__doc__ or "").strip(), _fields(model)]
     parts.append(
@@ -59,15 +61,24 @@ def _callback() -> str:
         "# Callback",
         "`llm_prefetch.serve.PrefetchCallback`, named in an `LLMConfig`:",
         "```yaml\ncallback_config:\n  callback_class: llm_prefetch.serve.PrefetchCallback\n"
-        "  callback_kwargs:\n    deployment: stage/llama-3-8b\n    on_miss: [ray]\n```",
+        "  callback_kwargs:\n    deployment: stage/llama-3-8b\n    on_miss: [wait, ray]\n```",
         "## callback_kwargs",
         _fields(CallbackOptions),
+        "## callback_kwargs.deadlines",
+        _fields(Deadlines),
+        "## callback_kwargs.prefect",
+        _fields(PrefectOptions),
+        "## callback_kwargs.parsers",
+        _fields(PluginNames),
         "## What it does",
         "Before Ray would download, it takes a shared lock on the deployment, so that no switch happens while the engine\n"
-        "loads, and makes the quick check. On `HIT` it gives the engine `<root>/live/<deployment>/<model>`, drops the\n"
-        "mirror and skips Ray's node initialisation. On any other verdict it says why in the replica's log and leaves\n"
-        "everything to the last rung of `on_miss`. The lock ends when the engine is up, when its start fails, or with the\n"
-        "process. Both the check and the end of the engine's start are rows in the node's ledger.",
+        "loads, and makes the quick check. On `HIT` it takes a lease on the generation, gives the engine\n"
+        "`<root>/live/<deployment>/<model>`, drops the mirror and skips Ray's node initialisation. On any other verdict it\n"
+        "says why in the replica's log and tries the rungs of `on_miss` in order, until the check of the node says `HIT` or\n"
+        "the last rung decides: see [what a replica does on a node that is not ready](../how-to/replica-fallbacks.md). Then\n"
+        "it registers parsers and models.",
+        "The lock ends when the engine is up, when its start fails, or with the process; the lease ends with the process.\n"
+        "The check with its ladder and the end of the engine's start are rows in the node's ledger.",
         "With `raise_error_on_callback: false` an error in the callback is logged and Ray downloads.",
     )
 
@@ -126,7 +137,7 @@ _VERDICTS = {
     Verdict.PARTIAL: "committed, but files are gone or have another size",
     Verdict.CORRUPT: "committed, but the bytes are not those of the manifest, or were touched since",
     Verdict.STALE: "complete, but not the version asked for; or not proven since the machine was rebooted",
-    Verdict.UNTRUSTED: "code that nothing vouches for (compile caches; not given yet)",
+    Verdict.UNTRUSTED: "code that nothing vouches for: a plugin that no spec has pinned",
     Verdict.INCOMPATIBLE: "a compile cache of another engine, device or configuration (not given yet)",
 }
 

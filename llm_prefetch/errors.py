@@ -2,10 +2,12 @@
 
     PrefetchError                     code             exit  retryable
     |- NotReadyError                  not-ready          1
+    |  `- FallbackError               fallback           1
     |- UsageError                     usage              2
     |  |- SpecError                   spec               2
     |  |- UnsupportedOriginError      unsupported        2
-    |  `- MissingExtraError           missing-extra      2
+    |  |- MissingExtraError           missing-extra      2
+    |  `- PluginError                 plugin             2
     |- OriginError                    origin             3
     |  |- OriginNotFoundError         origin-not-found   3
     |  |- OriginAccessError           origin-access      3
@@ -32,6 +34,8 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+from llm_prefetch.redact import redact
+
 
 class PrefetchError(Exception):
     """Base of all errors raised on purpose."""
@@ -44,7 +48,7 @@ class PrefetchError(Exception):
         """Keep the three parts apart, so that a log, a form and a terminal can each lay them out."""
         super().__init__(message)
         self.message = message
-        self.where = where
+        self.where = redact(where)  # most often a URI as its user wrote it
         self.hint = hint
 
     def __str__(self) -> str:
@@ -67,6 +71,12 @@ class NotReadyError(PrefetchError):
 
     code = "not-ready"
     exit_code = 1
+
+
+class FallbackError(NotReadyError):
+    """What a replica tried on a node that is not ready did not help."""
+
+    code = "fallback"
 
 
 class UsageError(PrefetchError):
@@ -92,6 +102,12 @@ class MissingExtraError(UsageError):
     """An optional dependency is not installed."""
 
     code = "missing-extra"
+
+
+class PluginError(UsageError):
+    """A parser or a model class is not there, cannot be imported, or is not what vLLM needs it to be."""
+
+    code = "plugin"
 
 
 class OriginError(PrefetchError):
@@ -124,6 +140,17 @@ class OriginUnavailableError(OriginError):
 
     code = "origin-unavailable"
     retryable = True
+
+    def __init__(
+        self, message: str, *, where: str = "", hint: str = "", retry_after: float | None = None
+    ) -> None:
+        """Keep, besides, for how many seconds the origin asked to be left alone."""
+        super().__init__(message, where=where, hint=hint)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the seconds too."""
+        return (*super().__reduce__(), {"retry_after": self.retry_after})
 
 
 class ManifestError(OriginError):

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -32,6 +32,8 @@ class Member:
     name: str
     kind: str
     version: str
+    pinned: bool = False
+    """Whether the spec said that it must be this version; code that it did not is not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
         DiskError: the disk refused.
     """
     ordered = tuple(sorted(members, key=lambda member: member.name))
-    body = {"members": [asdict(member) for member in ordered]}
+    body = {"members": [_as_written(member) for member in ordered]}
     bundle = Bundle("bundle-" + blake3(canonical_json(body)).hexdigest(), ordered)
     folder = store.bundle(bundle.id)
     if read_bundle(store, bundle.id) == bundle and _links_right(folder, ordered):
@@ -91,6 +93,11 @@ def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
     except OSError as error:
         raise disk_error(error, str(folder)) from error
     return bundle
+
+
+def _as_written(member: Member) -> dict[str, str | bool]:
+    """A member in the bundle's file; a pin is written only where there is one."""
+    return {name: value for name, value in asdict(member).items() if value is not False}
 
 
 def _link(member: Member) -> str:
@@ -120,6 +127,13 @@ def current_bundle(store: NodeStore, deployment: str) -> str | None:
         return store.live(deployment).readlink().name
     except OSError:
         return None
+
+
+def is_live(store: NodeStore, deployment: str, members: Sequence[Member]) -> bool:
+    """Whether the live bundle of a deployment is made of these."""
+    live = current_bundle(store, deployment)
+    bundle = read_bundle(store, live) if live else None
+    return bundle is not None and set(bundle.members) == set(members)
 
 
 def switch(
@@ -215,6 +229,10 @@ def check_deployment(
             checks.append(full_check(store, member.name, member.version, progress))
         else:
             checks.append(quick_check(store, member.name, member.version))
+        if checks[-1].ready and member.kind == "plugin" and not member.pinned:
+            checks[-1] = replace(
+                checks[-1], verdict=Verdict.UNTRUSTED, reason="it is code, and no spec has pinned its version"
+            )
     bad = next((check for check in checks if not check.ready), None)
     reason = f"{bad.name}: {bad.reason}" if bad else ""
     return DeploymentCheck(deployment, live, worst(checks), reason, tuple(checks), bundle.members)

@@ -127,6 +127,8 @@ def open_own_beneath(root_fd: int, path: str) -> int:
         UnsafePathError: something is in the way.
         OSError: the disk refused.
     """
+    with contextlib.suppress(FileExistsError):
+        return open_beneath(root_fd, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     fd = open_beneath(root_fd, path, os.O_RDONLY | os.O_CREAT)
     try:
         shared = os.fstat(fd).st_nlink > 1

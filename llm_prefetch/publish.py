@@ -2,6 +2,9 @@
 
 Each file is hashed while it is read for the upload, so it is read once. A prefix without its manifest is not
 published, and a reader that finds the old manifest beside new files refuses them by their digests.
+
+What the origin says of an upload is checked before the manifest is written: its own digest, where it states one
+(`origins.stated`), and its etag, which must still be the one that the upload got.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import io
 import json
 import os
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -28,13 +33,17 @@ from llm_prefetch.errors import (
     UsageError,
 )
 from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
-from llm_prefetch.origins import Origin, open_origin
+from llm_prefetch.origins import ObjectInfo, Origin, open_origin
+from llm_prefetch.origins.stated import Hasher, check, find_stated, foresee, new_hasher
 from llm_prefetch.paths import check_paths
 from llm_prefetch.progress import NoProgress, Progress
+from llm_prefetch.redact import redact
 
 ETAGS_PATH = f"{manifests.FOLDER}/etags.json"
 """Beside the manifest: the etag of each object as it was published, so that publishing again knows it."""
 _WORKERS = 4
+_LOOKS = 16
+"""Questions at once for what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,8 @@ def publish(
     Raises:
         UsageError: the folder is not there, or holds nothing or something that is not a file.
         UnsafePathError: a file's name cannot be published.
+        OriginChangedError: an object was replaced while the others went up.
+        DigestError: the origin states another digest than what was sent has.
         OriginError: the origin refused.
     """
     progress = progress or NoProgress()
@@ -71,18 +82,21 @@ def publish(
     progress.start("publish", sum(sizes.values()))
     stop = threading.Event()
     there = {} if dry_run else _published(origin, uri)
-    kept: dict[str, str] = {}
+    kept: set[str] = set()
+    made: dict[str, str] = {}
 
     def upload(path: str) -> FileEntry:
         known, etag = there.get(path, (None, ""))
         # By its etag too: an upload that was cut short may have left other bytes of the same size.
         if known is not None and known.size == sizes[path] and etag and etag == _etag(origin, path):
-            entry = _upload(source, path, sizes[path], origin, progress, stop, dry_run=True)
+            entry, _ = _upload(source, path, sizes[path], origin, progress, stop, dry_run=True)
             if entry == known:
-                kept[path] = etag
+                kept.add(path)
+                made[path] = etag
                 return entry
             progress.advance(-sizes[path])
-        return _upload(source, path, sizes[path], origin, progress, stop, dry_run=dry_run)
+        entry, made[path] = _upload(source, path, sizes[path], origin, progress, stop, dry_run=dry_run)
+        return entry
 
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="publish") as pool:
         try:
@@ -92,7 +106,7 @@ def publish(
             raise
     manifest = Manifest(tuple(entries))
     if not dry_run:
-        etags = {path: kept.get(path) or _etag(origin, path) for path in paths}
+        etags = _check_etags(origin, uri, made)
         for path, body in (
             (ETAGS_PATH, manifests.canonical_json(etags)),
             (manifests.PATH, manifest.to_json()),
@@ -113,6 +127,20 @@ def _published(origin: Origin, uri: str) -> dict[str, tuple[FileEntry, str]]:
     if found.chunk_bytes != CHUNK_BYTES or not isinstance(etags, dict):
         return {}
     return {file.path: (file, str(etags.get(file.path, ""))) for file in found.files}
+
+
+def _check_etags(origin: Origin, uri: str, made: Mapping[str, str]) -> dict[str, str]:
+    """The etag of every object now, which must be the one that its upload got, where that is known."""
+    with ThreadPoolExecutor(_LOOKS, thread_name_prefix="publish") as pool:
+        found = dict(zip(made, pool.map(lambda path: _etag(origin, path), made), strict=True))
+    for path, etag in made.items():
+        if etag and etag != found[path]:
+            raise OriginChangedError(
+                f"{path!r} was replaced after it was uploaded",
+                where=redact(uri),
+                hint="let one publish to this place at a time, then publish again",
+            )
+    return found
 
 
 def _etag(origin: Origin, path: str) -> str:
@@ -167,30 +195,43 @@ def _upload(
     stop: threading.Event,
     *,
     dry_run: bool,
-) -> FileEntry:
+) -> tuple[FileEntry, str]:
+    """The entry in the manifest, and the etag that the object got."""
+    etag, also = "", "" if dry_run else foresee(origin, size)
     try:
         opened = (source / path).open("rb", buffering=0)
     except OSError as error:
         raise _unreadable(error, source) from error
     with opened as file:
-        hashing = _Hashing(file, progress, stop)
+        hashing = _Hashing(file, progress, stop, partial(new_hasher, also, size) if also else None)
         if dry_run:
             while hashing.read(2**20):
                 pass
         else:
-            origin.write(path, hashing, size)  # type: ignore[arg-type]  # read and seek are all that origins use
+            etag = origin.write(path, hashing, size)  # type: ignore[arg-type]  # read and seek are all that origins use
     if hashing.bytes != size:
         raise OriginChangedError(
             f"{path!r} changed while it was read", where=str(source), hint="publish again"
         )
-    return FileEntry(path, size, hashing.digests())
+    if hashing.also is not None:
+        stated = find_stated(origin, ObjectInfo(path, size, etag))
+        if stated is not None and stated.kind == also:
+            check(stated, hashing.also, path, redact(origin.uri))
+    return FileEntry(path, size, hashing.digests()), etag
 
 
 class _Hashing(io.RawIOBase):
-    """A file that computes the digest of each chunk as it is read from front to back."""
+    """A file that computes the digest of each chunk as it is read from front to back, and `also` one of the whole."""
 
-    def __init__(self, file: io.FileIO, progress: Progress, stop: threading.Event) -> None:
-        self._file, self._progress, self._stop = file, progress, stop
+    def __init__(
+        self,
+        file: io.FileIO,
+        progress: Progress,
+        stop: threading.Event,
+        make_also: Callable[[], Hasher] | None = None,
+    ) -> None:
+        self._file, self._progress, self._stop, self._make_also = file, progress, stop, make_also
+        self.also: Hasher | None = None
         self.bytes = 0
         self._restart()
 
@@ -210,12 +251,18 @@ class _Hashing(io.RawIOBase):
             self._restart()
         return position
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def read(self, size: int = -1) -> bytes:
+        """Not by `readinto`, as the base class would: that clears the memory before and copies it after."""
         if self._stop.is_set():
             raise OSError(errno.ECANCELED, "cancelled")
-        count = self._file.readinto(buffer) or 0
-        self._take(memoryview(buffer)[:count])
-        return count
+        data: bytes = self._file.read(size) or b""
+        self._take(memoryview(data))
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def digests(self) -> tuple[str, ...]:
         """Digest of each chunk read so far."""
@@ -226,10 +273,13 @@ class _Hashing(io.RawIOBase):
         self._progress.advance(-self.bytes)
         self._done: list[str] = []
         self._hasher, self._in_chunk, self.bytes = blake3(), 0, 0
+        self.also = self._make_also() if self._make_also is not None else None
 
     def _take(self, data: memoryview) -> None:
         self.bytes += len(data)
         self._progress.advance(len(data))
+        if self.also is not None:
+            self.also.update(data)
         while data:
             piece = data[: CHUNK_BYTES - self._in_chunk]
             self._hasher.update(piece)

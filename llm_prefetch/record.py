@@ -83,6 +83,8 @@ def read_record(store: NodeStore, name: str, version: str) -> CommitRecord | Non
         )
     except (TypeError, KeyError, ValueError):
         return None
+    if not all(isinstance(path, str) for path, *_ in (*record.files, *record.folders)):
+        return None
     return record if (record.name, record.version) == (name, version) else None
 
 

@@ -10,9 +10,11 @@ from llm_prefetch import manifest as manifests
 from llm_prefetch.errors import DigestError, OriginNotFoundError, SpecError
 from llm_prefetch.manifest import ListedFile, Listing, Manifest
 from llm_prefetch.origins import Origin, open_origin
+from llm_prefetch.origins.asking import ask
 from llm_prefetch.paths import check_paths
 from llm_prefetch.redact import redact
 from llm_prefetch.spec import Artifact
+from llm_prefetch.stop import Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +31,28 @@ class Source:
         return self.content.version if isinstance(self.content, Manifest) else self.content.key
 
 
-def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
-    """Find out what to stage; `pinned` is a manifest that the run already knows.
+def resolve(artifact: Artifact, *, pinned: Manifest | None = None, stop: Stop | None = None) -> Source:
+    """Find out what to stage.
+
+    Args:
+        artifact: Of the spec.
+        pinned: A manifest that the run already knows.
+        stop: Ends it, also while the origin does not answer.
 
     Raises:
-        OriginError: the origin cannot be read or is empty.
+        OriginError: the origin cannot be read, also when it is asked again, or is empty; or it is time to end.
         DigestError: it does not hold the version that the spec pins.
         UnsafePathError: the origin names a path that must not be written.
     """
-    origin = open_origin(artifact.uri)
+    origin = ask(lambda: open_origin(artifact.uri, artifact.transport), stop)
     if pinned is not None:
         content: Manifest | Listing = pinned
-    elif origin.stat(manifests.PATH) is not None:
-        data = origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES)
+    elif ask(lambda: origin.stat(manifests.PATH), stop) is not None:
+        data = ask(lambda: origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES), stop)
         published = manifests.parse_manifest(data, f"{redact(artifact.uri).rstrip('/')}/{manifests.PATH}")
         content = published.select(_chosen(artifact, (file.path for file in published.files)))
     else:
-        content = list_prefix(artifact, origin)
+        content = list_prefix(artifact, origin, stop)
     if artifact.version and isinstance(content, Manifest) and content.version != artifact.version:
         what = "the run" if pinned is not None else "the origin"
         raise DigestError(
@@ -56,14 +63,15 @@ def resolve(artifact: Artifact, *, pinned: Manifest | None = None) -> Source:
     return Source(artifact, origin, content)
 
 
-def list_prefix(artifact: Artifact, origin: Origin) -> Listing:
+def list_prefix(artifact: Artifact, origin: Origin, stop: Stop | None = None) -> Listing:
     """What the origin holds, without the manifest, sorted by path.
 
     Raises:
         OriginError: it cannot be listed, or holds nothing.
         UnsafePathError: it names a path that must not be written.
     """
-    listed = {info.path: info for info in origin.list() if not info.path.startswith(f"{manifests.FOLDER}/")}
+    found = ask(lambda: list(origin.list()), stop)
+    listed = {info.path: info for info in found if not info.path.startswith(f"{manifests.FOLDER}/")}
     if not listed:
         raise OriginNotFoundError(
             "nothing there: the prefix is empty or does not exist",

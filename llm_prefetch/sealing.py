@@ -1,11 +1,17 @@
-"""Sealing: a prefix that already holds the files gets its manifest, by reading every byte once where it lies."""
+"""Sealing: a prefix that already holds the files gets its manifest, by reading every byte once where it lies.
+
+What the origin states about a file (`origins.stated`) is checked on the way. Such a file is read from its front to its
+end by one thread, because its digest is one of the whole; of any other the chunks are read in parallel.
+"""
 
 from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -14,6 +20,7 @@ from llm_prefetch import settings
 from llm_prefetch.errors import OriginChangedError, OriginUnavailableError, PrefetchError
 from llm_prefetch.manifest import CHUNK_BYTES, Listing
 from llm_prefetch.origins import ObjectInfo, Origin, RangeReader, open_origin
+from llm_prefetch.origins.stated import Hasher, Stated, check, find_stated, new_hasher
 from llm_prefetch.progress import NoProgress, Progress
 from llm_prefetch.publish import PublishReport
 from llm_prefetch.redact import redact
@@ -28,6 +35,7 @@ def seal_prefix(uri: str, *, progress: Progress | None = None, dry_run: bool = F
 
     Raises:
         OriginChangedError: an object changed while it was read.
+        DigestError: the origin states another digest than an object's bytes have.
         OriginError: the prefix is empty, or the origin refused.
     """
     progress = progress or NoProgress()
@@ -47,33 +55,53 @@ def seal_prefix(uri: str, *, progress: Progress | None = None, dry_run: bool = F
 
 def _digests(listing: Listing, origin: Origin, progress: Progress) -> list[list[str]]:
     """The chunk digests of every file, in order; each thread reads with a connection of its own."""
-    jobs = [(file, start) for file in listing.files for start in range(0, file.size, CHUNK_BYTES)]
     threads = threading.local()
     readers: list[RangeReader] = []
 
-    def digest(job: tuple[manifests.ListedFile, int]) -> str:
+    def digest(job: _Job) -> list[str]:
         if not hasattr(threads, "reader"):
             threads.reader = origin.reader()
             readers.append(threads.reader)
-        file, start = job
-        item = ObjectInfo(file.path, file.size, file.etag)
-        return _with_retries(threads.reader, item, start, min(CHUNK_BYTES, file.size - start), progress)
+        found = [_with_retries(threads.reader, job, start, progress) for start in job.starts]
+        if job.stated is not None and job.whole is not None:
+            check(job.stated, job.whole, job.item.path, origin.uri)
+        return found
 
     try:
         with ThreadPoolExecutor(settings.CONCURRENCY.get(), thread_name_prefix="seal") as pool:
-            found = iter(list(pool.map(digest, jobs)))
+            items = [ObjectInfo(file.path, file.size, file.etag) for file in listing.files]
+            stated = list(pool.map(lambda item: find_stated(origin, item), items))
+            jobs = [_jobs(item, said) for item, said in zip(items, stated, strict=True)]
+            found = iter(list(pool.map(digest, (job for each in jobs for job in each))))
     finally:
         for reader in readers:
             with closing(reader):
                 pass
-    return [[next(found) for _ in range(0, file.size, CHUNK_BYTES)] for file in listing.files]
+    return [[chunk for _ in each for chunk in next(found)] for each in jobs]
 
 
-def _with_retries(reader: RangeReader, item: ObjectInfo, start: int, length: int, progress: Progress) -> str:
+@dataclass
+class _Job:
+    """Chunks of one file for one thread: all of them if the origin states a digest of the whole."""
+
+    item: ObjectInfo
+    starts: Sequence[int]
+    stated: Stated | None = None
+    whole: Hasher | None = None
+
+
+def _jobs(item: ObjectInfo, stated: Stated | None) -> list[_Job]:
+    starts = range(0, item.size, CHUNK_BYTES)
+    if stated is None:
+        return [_Job(item, [start]) for start in starts]
+    return [_Job(item, starts, stated, new_hasher(stated.kind, item.size))]
+
+
+def _with_retries(reader: RangeReader, job: _Job, start: int, progress: Progress) -> str:
     attempts = settings.ATTEMPTS.get()
     for attempt in range(1, attempts + 1):
         try:
-            return _digest(reader, item, start, length, progress)
+            return _digest(reader, job, start, progress)
         except PrefetchError as error:
             reader.close()
             if not error.retryable or attempt == attempts:
@@ -81,8 +109,9 @@ def _with_retries(reader: RangeReader, item: ObjectInfo, start: int, length: int
     raise AssertionError("unreachable")
 
 
-def _digest(reader: RangeReader, item: ObjectInfo, start: int, length: int, progress: Progress) -> str:
-    hasher, done = blake3(), 0
+def _digest(reader: RangeReader, job: _Job, start: int, progress: Progress) -> str:
+    item, length = job.item, min(CHUNK_BYTES, job.item.size - start)
+    hasher, whole, done = blake3(), job.whole and job.whole.copy(), 0
     buffer = memoryview(bytearray(min(_PIECE_BYTES, length)))
     body = reader.open_range(item, start, length)
     try:
@@ -91,9 +120,14 @@ def _digest(reader: RangeReader, item: ObjectInfo, start: int, length: int, prog
             if not count:
                 raise OriginUnavailableError(f"{item.path!r} ended early", hint="seal again")
             hasher.update(buffer[:count])
+            if whole is not None:
+                whole.update(buffer[:count])
             progress.advance(count)
             done += count
     except PrefetchError:
         progress.advance(-done)
         raise
+    job.whole = (
+        whole  # now that the chunk is there: one that is tried again starts from where the one before ended
+    )
     return hasher.hexdigest()

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from llm_prefetch.errors import SpecError
 from llm_prefetch.paths import NAME_PATTERN
+from llm_prefetch.plugins.options import PluginFiles
+from llm_prefetch.redact import redact_text
 
 Kind = Literal["model", "compile-cache", "adapter", "plugin", "files"]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -62,12 +64,19 @@ class Artifact(_Strict):
         pattern=_URI_PATTERN,
         description="Where the bytes come from: a prefix such as s3://bucket/models/llama-3-8b or file:///mnt/models/x, "
         "gs://bucket/x, abfss://container@account.dfs.core.windows.net/x, az://container/x; "
-        "a model of the Hub such as hf://org/repo@revision; a published folder or a single file at https://host/path.",
+        "a model of the Hub such as hf://org/repo@revision; a published folder or a single file at https://host/path; "
+        "or any other URL that fsspec knows, such as sftp://host/folder.",
+    )
+    transport: Literal["auto", "fsspec"] = Field(
+        default="auto",
+        description="How the bytes are read. auto: by the quickest way for the scheme. fsspec: by its file system for "
+        "it (s3fs, gcsfs, adlfs, ...), which is slower, for what only that one can do.",
     )
     version: str | None = Field(
         default=None,
         pattern=_VERSION_PATTERN,
-        description="Pin: stage exactly this version (b3-...) or fail. Empty: what the origin holds now.",
+        description="Pin: stage exactly this version (b3-...) or fail. Empty: what the origin holds now. "
+        "An artifact of kind plugin is code, and needs it.",
     )
     include: list[str] = Field(
         default=[], description="Only paths that match one of these patterns. Empty: all."
@@ -79,6 +88,20 @@ class Artifact(_Strict):
         description="An absolute path that shall lead to the files too, for what looks in one fixed place.",
         examples=["/home/ray/.cache/tokenizers/llama-3-8b"],
     )
+    plugins: PluginFiles | None = Field(
+        default=None,
+        description="Of an artifact of kind plugin: the parsers and models in its files. Each is imported and tried on "
+        "each node that has vLLM, before anything is switched.",
+        examples=[{"reasoning": ["my_parser.py:MyParser"]}],
+    )
+
+    @model_validator(mode="after")
+    def _plugins_in_plugins(self) -> Artifact:
+        if self.plugins is not None and self.kind != "plugin":
+            raise ValueError(
+                f"plugins: {self.name!r} is of kind {self.kind}; only an artifact of kind plugin holds any"
+            )
+        return self
 
 
 class NodeSelector(_Strict):
@@ -233,12 +256,15 @@ def explain(error: ValidationError) -> str:
 
 
 def _short(given: object) -> str:
-    text = repr(given)
+    text = repr(redact_text(given) if isinstance(given, str) else given)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """What is wrong and where, without the lines around it, which may hold secrets."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    text = f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark and problem else str(error)
+    return redact_text(" ".join(text.split()))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -16,9 +16,10 @@ from typing import Any
 from llm_prefetch import ledger
 from llm_prefetch.commit import seal
 from llm_prefetch.errors import PrefetchError, SpecError, disk_error
+from llm_prefetch.leases import staging
 from llm_prefetch.ledger import Trace
 from llm_prefetch.links import check_link, place_link
-from llm_prefetch.live import Member, make_bundle, switch
+from llm_prefetch.live import Member, is_live, make_bundle, switch
 from llm_prefetch.manifest import Manifest, parse_manifest
 from llm_prefetch.plan import Plan, make_plan
 from llm_prefetch.progress import NoProgress, Progress
@@ -26,6 +27,7 @@ from llm_prefetch.record import Verdict, read_record
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
+from llm_prefetch.stage_plugins import check_pinned, try_plugins
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
 from llm_prefetch.transfer import Throttle
@@ -40,6 +42,8 @@ class StageReport:
     switched: bool
     artifacts: tuple[ArtifactReport, ...]
     seconds: float
+    preflight: str = ""
+    """What became of the trial of the plugins; empty where there was none."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -97,9 +101,11 @@ def stage(
     linked = [artifact for artifact in spec.artifacts if artifact.link]
     reports: list[ArtifactReport] = []
     facts: dict[str, Any] = {"deployment": spec.deployment, "artifacts": []}
-    with _recorded(store, "stage", "ready", trace, facts):
+    with staging(store, spec.deployment), _recorded(store, "stage", "ready", trace, facts):
         for artifact in linked:
             check_link(store, Path(artifact.link or ""))
+        for artifact in spec.artifacts:
+            check_pinned(artifact)
         for artifact in spec.artifacts:
             with trace.step("resolve", artifact=artifact.name):
                 source = resolve(artifact, pinned=(manifests or {}).get(artifact.name))
@@ -108,16 +114,29 @@ def stage(
             facts["artifacts"].append(
                 {"name": report.name, "version": report.version, "fetched": report.fetched_bytes}
             )
+        members = [_member(*pair) for pair in zip(spec.artifacts, reports, strict=True)]
+        plugged = any(artifact.plugins for artifact in spec.artifacts)
+        if plugged and not is_live(store, spec.deployment, members):  # what is live was tried before
+            with trace.step("preflight"):
+                versions = {member.name: member.version for member in members}
+                facts["preflight"] = try_plugins(spec.artifacts, store, versions, progress, until)
         with trace.step("live"):
-            kinds = {artifact.name: artifact.kind for artifact in spec.artifacts}
-            bundle = make_bundle(store, [Member(r.name, kinds[r.name], r.version) for r in reports])
+            bundle = make_bundle(store, members)
             switched = switch(store, spec.deployment, bundle, why="stage")
             for artifact in linked:
                 place_link(store, spec.deployment, artifact.name, Path(artifact.link or ""))
         with trace.step("sync"):
             for report in reports:
                 _sync(store, report)
-    return StageReport(spec.deployment, bundle.id, switched, tuple(reports), trace.seconds)
+    return StageReport(
+        spec.deployment, bundle.id, switched, tuple(reports), trace.seconds, facts.get("preflight", "")
+    )
+
+
+def _member(artifact: Artifact, report: ArtifactReport) -> Member:
+    """Only code has to be pinned, so only there a pin makes a bundle of its own."""
+    pinned = artifact.kind == "plugin" and artifact.version is not None
+    return Member(report.name, artifact.kind, report.version, pinned)
 
 
 def repair(

@@ -13,6 +13,8 @@ from llm_prefetch.errors import DigestError, NotReadyError
 from llm_prefetch.journal import Journal
 from llm_prefetch.ledger import Trace
 from llm_prefetch.manifest import Listing, Manifest
+from llm_prefetch.origins import ObjectInfo
+from llm_prefetch.origins.stated import check_tree
 from llm_prefetch.plan import check_space, find_committed, make_plan
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import CommitRecord, Verdict, check_record, read_record, records, write_record
@@ -143,12 +145,25 @@ def _fetch_and_commit(
     return record, todo.fetch_bytes
 
 
+def _check_stated(source: Source, content: Listing, store: NodeStore) -> None:
+    """What was staged without a manifest is compared with the digests that the origin's own list states, if it does."""
+    items = (ObjectInfo(file.path, file.size, file.etag) for file in content.files)
+    partial = store.partial(source.key)
+    try:
+        check_tree(source.origin, items, partial / "tree")
+    except DigestError:
+        shutil.rmtree(partial, ignore_errors=True)  # its journal vouches for the wrong bytes
+        raise
+
+
 def _commit(source: Source, store: NodeStore, journal: Journal, inodes: Mapping[str, int]) -> CommitRecord:
     """Commit what was transferred; if the same version is here by another way, that one serves."""
     name, content = source.artifact.name, source.content
     listing = content.key if isinstance(content, Listing) else ""
     manifest = seal_listing(content, journal) if isinstance(content, Listing) else content
     _check_pin(source, manifest.version)
+    if isinstance(content, Listing):
+        _check_stated(source, content, store)
     if listing and check_record(store, name, manifest.version).verdict is not Verdict.HIT:
         old = set_aside(store, name, manifest.version)
         if old is not None:

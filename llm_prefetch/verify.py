@@ -74,11 +74,9 @@ def full_check(
             store.manifest(name, version).read_bytes(), str(store.manifest(name, version))
         )
     except (OSError, PrefetchError) as error:
-        return _check(store, name, version, Finding(Verdict.CORRUPT, f"its manifest cannot be read: {error}"))
+        return _damaged(store, record, f"its manifest cannot be read: {error}")
     if manifest.version != version:
-        return _check(
-            store, name, version, Finding(Verdict.CORRUPT, f"its manifest is that of {manifest.version}")
-        )
+        return _damaged(store, record, f"its manifest is that of {manifest.version}")
     finding = _compare_tree(base, manifest)
     if finding.verdict is Verdict.HIT:
         progress.start(f"verify {name}", manifest.total_bytes)
@@ -87,9 +85,15 @@ def full_check(
         if finding.verdict is Verdict.HIT:
             finding = _renew(store, record, manifest, before)
         else:
-            with contextlib.suppress(OSError):  # a store that may only be read can be checked too
-                write_record(store, replace(record, damage=finding.reason))
+            return _damaged(store, record, finding.reason)
     return _check(store, name, version, finding)
+
+
+def _damaged(store: NodeStore, record: CommitRecord, reason: str) -> Check:
+    """Remember it, so that the quick check says so too and staging mends it."""
+    with contextlib.suppress(OSError):  # a store that may only be read can be checked too
+        write_record(store, replace(record, damage=reason))
+    return _check(store, record.name, record.version, Finding(Verdict.CORRUPT, reason))
 
 
 def _check(store: NodeStore, name: str, version: str, finding: Finding) -> Check:

@@ -194,9 +194,7 @@ def stage_source(
     store: NodeStore, source: Source, *, progress: Progress | None = None, stop: Stop | None = None
 ) -> ArtifactReport:
     """Stage one artifact from an origin that no URI leads to."""
-    return stage_artifact(
-        source, store, progress or Counter(), Throttle(), stop or Stop(), Trace()
-    )
+    return stage_artifact(source, store, progress or Counter(), Throttle(), stop or Stop(), Trace())
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import errno
 import inspect
 import os
@@ -12,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from llm_prefetch import errors
-from llm_prefetch.errors import DiskError, DiskPermissionError, NoSpaceError, PrefetchError, disk_error
+from llm_prefetch.errors import (
+    DiskError,
+    DiskPermissionError,
+    NoSpaceError,
+    OriginUnavailableError,
+    PrefetchError,
+    disk_error,
+)
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PrefetchError)]
 RETRYABLE = {"OriginUnavailableError", "LockTimeoutError"}
@@ -25,6 +33,22 @@ def test_an_error_survives_pickling_whole(kind):
     assert type(again) is kind
     assert str(again) == "what (where): hint"
     assert (again.message, again.where, again.hint) == ("what", "where", "hint")
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 7.5])
+def test_what_an_origin_asks_for_survives_pickling_too(seconds):
+    error = OriginUnavailableError("what", where="where", hint="hint", retry_after=seconds)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert again.retry_after == seconds
+        assert str(again) == "what (where): hint"
+    assert OriginUnavailableError("what").retry_after is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_is_shown_without_the_secrets_of_a_uri(kind):
+    error = kind("what", where="https://me:s3cret@host/x?sig=s3cret", hint="hint")
+    assert error.where == "https://host/x"
+    assert b"s3cret" not in pickle.dumps(error)
 
 
 def test_codes_are_unique_and_only_passing_troubles_are_retryable():

@@ -145,8 +145,8 @@ def test_a_name_that_cannot_be_staged_is_not_published(source, uri, tmp_path):
 
 
 def test_a_target_that_nobody_speaks_is_refused(source):
-    with raises(UnsupportedOriginError, 2, "ftp://"):
-        publish(source, "ftp://host/x")
+    with raises(UnsupportedOriginError, 2, "nobody://"):
+        publish(source, "nobody://host/x")
 
 
 @pytest.mark.parametrize("what", ["layers", "config.json"])

@@ -51,6 +51,19 @@ def test_every_byte_is_read_and_counted(store, final):
     assert progress.total == progress.done == TOTAL
 
 
+@pytest.mark.parametrize("body", [b"{nonsense", make_manifest({"other": b"x"}).to_json()])
+def test_a_damaged_copy_of_the_manifest_is_corrupt_from_then_on_and_mended_by_staging(store, final, body):
+    copy = store.manifest("weights", VERSION)
+    copy.chmod(0o644)
+    copy.write_bytes(body)
+    assert _full(store).verdict is Verdict.CORRUPT
+    assert _quick(store).verdict is Verdict.CORRUPT
+    again = make_source()
+    stage_source(store, again)
+    assert _full(store).verdict is Verdict.HIT
+    assert again.origin.reads == []  # its files were right
+
+
 @pytest.mark.parametrize("at", [0, 8, 35])
 def test_one_flipped_byte_is_corrupt_even_where_its_time_did_not_change(store, final, at):
     flip_byte(final / WEIGHTS, at)

@@ -9,16 +9,19 @@ from llm_prefetch.redact import redact
 __all__ = ["ObjectInfo", "Origin", "RangeBody", "RangeReader", "check_scheme", "open_origin"]
 
 SPOKEN = ("file", "s3", "gs", "abfss", "az", "azure", "hf", "https", "http")
+"""What has an origin of its own; any other is read by fsspec, if that knows it."""
 
 
-def open_origin(uri: str) -> Origin:
-    """The origin at `uri`.
+def open_origin(uri: str, transport: str = "auto") -> Origin:
+    """The origin at `uri`; `transport` is "auto", or "fsspec" to read by fsspec whatever has an origin of its own.
 
     Raises:
         UnsupportedOriginError: no origin speaks this scheme.
         MissingExtraError: the extra that speaks it is not installed.
     """
     scheme = check_scheme(uri)
+    if transport == "fsspec" or scheme not in SPOKEN:
+        return _open_general(uri, scheme)
     if scheme == "file":
         from llm_prefetch.origins.local import LocalOrigin
 
@@ -45,20 +48,41 @@ def open_origin(uri: str) -> Origin:
 
 
 def check_scheme(uri: str) -> str:
-    """The scheme of `uri`, if an origin speaks it.
+    """The scheme of `uri`, if an origin, or fsspec, speaks it.
 
     Raises:
         UnsupportedOriginError: none does.
+        MissingExtraError: fsspec knows it, and lacks a package for it.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or not rest:
         raise UnsupportedOriginError(
             "not a URI", where=redact(uri), hint="write file:///folder or s3://bucket/prefix"
         )
-    if scheme in SPOKEN:
-        return scheme
+    if scheme not in SPOKEN:
+        _check_general(scheme, redact(uri))
+    return scheme
+
+
+def _check_general(scheme: str, where: str) -> None:
+    from llm_prefetch.origins.file_systems import find_class, has_fsspec
+
+    if has_fsspec():
+        find_class(scheme, where)
+        return
     raise UnsupportedOriginError(
         f"unknown scheme {scheme}://",
-        where=redact(uri),
-        hint=f"use one of {', '.join(f'{s}://' for s in SPOKEN)}",
+        where=where,
+        hint=f"use one of {', '.join(f'{s}://' for s in SPOKEN)}; "
+        "for any other that fsspec knows, pip install 'llm-prefetch[fsspec]'",
     )
+
+
+def _open_general(uri: str, scheme: str) -> Origin:
+    from llm_prefetch.origins import general
+
+    if scheme == "hf":
+        return general.FilesOfHub(uri)
+    if scheme in ("https", "http"):
+        return general.FilesOfTheWeb(uri)
+    return general.GeneralOrigin(uri)

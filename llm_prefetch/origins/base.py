@@ -63,5 +63,9 @@ class Origin(Protocol):
     def reader(self) -> RangeReader:
         """A new reader for one thread."""
 
-    def write(self, path: str, body: BinaryIO, size: int) -> None:
-        """Store `size` bytes as `path`; an object of that name is replaced in one step."""
+    def write(self, path: str, body: BinaryIO, size: int) -> str:
+        """Store `size` bytes as `path`; an object of that name is replaced in one step.
+
+        Returns:
+            The etag that the object has now, as `stat` gives it; empty where that is not known.
+        """

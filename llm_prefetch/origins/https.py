@@ -24,6 +24,7 @@ from llm_prefetch.errors import (
     UnsupportedOriginError,
 )
 from llm_prefetch.origins.base import ObjectInfo
+from llm_prefetch.origins.http_refusal import retry_after, shown_reason
 from llm_prefetch.origins.located import LocatedReader, Locations, check_plain, open_reader, read_whole
 from llm_prefetch.redact import redact
 
@@ -45,7 +46,7 @@ class HttpsOrigin:
     def __init__(self, uri: str) -> None:
         """Take `https://[user:password@]host/path[?query]`; nothing is asked of the origin yet."""
         self.uri = redact(uri)
-        self._base, self._query, self._headers = _parse(uri, self.uri)
+        self._base, self._query, self.headers = _parse(uri, self.uri)
         self._manifest = ""
         folder, _, name = self._base.rpartition("/")
         self._file = unquote(name)
@@ -86,7 +87,7 @@ class HttpsOrigin:
         """A reader for one thread."""
         return LocatedReader(self._locations, self.uri, _same)
 
-    def write(self, path: str, body: BinaryIO, size: int) -> None:  # noqa: ARG002 (others need it)
+    def write(self, path: str, body: BinaryIO, size: int) -> str:  # noqa: ARG002 (others need it)
         """Refuse: the web has no one way to upload."""
         raise UnsupportedOriginError(
             "https:// can only be read",
@@ -101,7 +102,7 @@ class HttpsOrigin:
             url = self._base
         else:
             url = f"{self._base.rstrip('/')}/{quote(path, safe='/~')}"
-        return f"{url}?{self._query}" if self._query else url, self._headers
+        return f"{url}?{self._query}" if self._query else url, self.headers
 
     def _is_the_file(self, path: str) -> bool:
         """Whether the address itself is the file; a folder may hold a file of its own name."""
@@ -136,13 +137,18 @@ class HttpsOrigin:
             return int(stated)
         if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return 0  # an empty file has no first byte
-        what = f"{path!r}: the origin answered {status} {response.reason}"
+        what = f"{path!r}: the origin answered {status} {shown_reason(response)}"
         if status in _REFUSED:
             raise OriginAccessError(
                 what, where=self.uri, hint="check the user, the password or the signed address"
             )
         if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= 500:  # noqa: PLR2004
-            raise OriginUnavailableError(what, where=self.uri, hint="it may pass; stage again")
+            raise OriginUnavailableError(
+                what,
+                where=self.uri,
+                hint="it may pass; stage again",
+                retry_after=retry_after(response.headers),
+            )
         if status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
             what = f"{path!r}: the origin does not say how large it is"
         raise OriginError(what, where=self.uri, hint="the origin must serve plain files")

@@ -27,6 +27,7 @@ from llm_prefetch.errors import (
 )
 from llm_prefetch.origins.base import ObjectInfo
 from llm_prefetch.origins.located import LocatedReader, Locations, read_whole
+from llm_prefetch.origins.stated import Stated
 from llm_prefetch.redact import redact
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class _Tree:
 class HubOrigin:
     """One revision of a model repository; the commit is looked up once and holds for this object's life."""
 
+    states_in_list = True
+    """Each etag is a digest of the file: see `stated`."""
+
     def __init__(self, uri: str) -> None:
         """Take `hf://org/repo[@revision]`; nothing is asked of the Hub yet."""
         match = _URI.fullmatch(uri)
@@ -62,12 +66,17 @@ class HubOrigin:
                 hint="write hf://org/repo or hf://org/repo@revision; choose folders by include",
             )
         self.uri = uri
-        self._repo, self._revision = match[1], match[2] and match[2].rstrip("/")
-        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
-        self._api = _open_api(self._endpoint, uri)
+        self.repo, self._revision = match[1], match[2] and match[2].rstrip("/")
+        self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+        self._api = _open_api(self.endpoint, uri)
         self._lock = threading.Lock()
         self._tree: _Tree | None = None
         self._locations = Locations(self._locate, self._locate_by_metadata)
+
+    @property
+    def commit(self) -> str:
+        """What the revision was when it was looked up."""
+        return self._look().commit
 
     def list(self) -> Iterator[ObjectInfo]:
         """Every file of the commit; its etag is the SHA-256 that the Hub states for it, or git's id of it."""
@@ -77,6 +86,11 @@ class HubOrigin:
         """The file at `path`."""
         return self._look().files.get(path)
 
+    def stated(self, item: ObjectInfo) -> Stated | None:
+        """What the etag says: the SHA-256 of a file in LFS, git's id of any other."""
+        kind, _, digest = item.etag.partition(":")
+        return Stated(kind, digest) if digest else None
+
     def read(self, path: str, limit: int) -> bytes:
         """The whole of a small file."""
         return read_whole(self.reader(), self._file(path), limit, self.uri)
@@ -85,7 +99,7 @@ class HubOrigin:
         """A reader for one thread; what a commit holds cannot change."""
         return LocatedReader(self._locations, self.uri, lambda _item, _headers: True)
 
-    def write(self, path: str, body: BinaryIO, size: int) -> None:  # noqa: ARG002 (others need it)
+    def write(self, path: str, body: BinaryIO, size: int) -> str:  # noqa: ARG002 (others need it)
         """Refuse: a commit is made by the Hub's own tools."""
         raise UnsupportedOriginError(
             "hf:// can only be read", where=self.uri, hint="upload with `hf upload`, then stage"
@@ -95,9 +109,9 @@ class HubOrigin:
         with self._lock:
             if self._tree is None:
                 try:
-                    info = self._api.repo_info(self._repo, revision=self._revision, timeout=_TIMEOUT_SECONDS)
+                    info = self._api.repo_info(self.repo, revision=self._revision, timeout=_TIMEOUT_SECONDS)
                     commit = info.sha or ""
-                    entries = self._api.list_repo_tree(self._repo, revision=commit, recursive=True)
+                    entries = self._api.list_repo_tree(self.repo, revision=commit, recursive=True)
                     files = (_info(entry) for entry in entries if hasattr(entry, "blob_id"))
                     self._tree = _Tree(commit, {file.path: file for file in files})
                 except Exception as error:
@@ -139,7 +153,7 @@ class HubOrigin:
     def _resolve_url(self, path: str) -> str:
         from huggingface_hub import hf_hub_url
 
-        return hf_hub_url(self._repo, path, revision=self._look().commit, endpoint=self._endpoint)
+        return hf_hub_url(self.repo, path, revision=self.commit, endpoint=self.endpoint)
 
     def _auth(self) -> dict[str, str]:
         from huggingface_hub import utils

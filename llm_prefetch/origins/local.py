@@ -28,14 +28,8 @@ class LocalOrigin:
 
     def __init__(self, uri: str) -> None:
         """Take `file:///absolute/folder`."""
-        # By hand, because a path may hold '?', '#' and '[', which urlsplit would take for its own.
-        path = unquote(uri.removeprefix("file://").removeprefix("localhost"))
-        if not path.startswith("/") or "\0" in path:
-            raise UnsupportedOriginError(
-                "not an absolute path", where=uri, hint="write file:///absolute/folder"
-            )
         self.uri = uri
-        self._folder = Path(path)
+        self._folder = Path(parse(uri))
 
     def list(self) -> Iterator[ObjectInfo]:
         """Every regular file below the folder."""
@@ -59,9 +53,10 @@ class LocalOrigin:
                     raise self._error(error, path) from error
 
     def stat(self, path: str) -> ObjectInfo | None:
-        """The file at `path`."""
+        """The file at `path`; a folder is none, as it is none in a bucket."""
         try:
-            return _info(path, (self._folder / path).stat())
+            found = (self._folder / path).stat()
+            return None if stat.S_ISDIR(found.st_mode) else _info(path, found)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -84,7 +79,7 @@ class LocalOrigin:
         """A reader for one thread."""
         return LocalReader(self._folder, self._error)
 
-    def write(self, path: str, body: BinaryIO, size: int) -> None:  # noqa: ARG002 (others need it)
+    def write(self, path: str, body: BinaryIO, size: int) -> str:  # noqa: ARG002 (others need it)
         """Copy to a temporary name beside the target, then rename."""
         target = self._folder / path
         temporary = target.with_name(f".{target.name[:50]}.{os.getpid()}.{time.monotonic_ns()}.tmp")
@@ -94,6 +89,7 @@ class LocalOrigin:
                 shutil.copyfileobj(body, file, 2**20)
                 file.flush()
                 os.fsync(file.fileno())
+            tag = _info(path, temporary.stat()).etag
             temporary.replace(target)
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -101,6 +97,7 @@ class LocalOrigin:
             if isinstance(error, OSError):
                 raise self._error(error, path) from error
             raise
+        return tag
 
     def _refuse(self, error: OSError) -> None:
         raise self._error(error, str(error.filename))
@@ -117,6 +114,19 @@ class LocalOrigin:
         return OriginUnavailableError(
             f"cannot access {path!r}: {error.strerror}", where=self.uri, hint="check its disk, then try again"
         )
+
+
+def parse(uri: str) -> str:
+    """The absolute path that `uri` names.
+
+    Raises:
+        UnsupportedOriginError: it names none.
+    """
+    # By hand, because a path may hold '?', '#' and '[', which urlsplit would take for its own.
+    path = unquote(uri.removeprefix("file://").removeprefix("localhost"))
+    if not path.startswith("/") or "\0" in path:
+        raise UnsupportedOriginError("not an absolute path", where=uri, hint="write file:///absolute/folder")
+    return path
 
 
 class LocalReader:

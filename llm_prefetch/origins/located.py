@@ -96,6 +96,10 @@ class LocatedReader:
             self._locations.learn(item.path, at)
         return body
 
+    def abort(self, reason: str = "") -> None:
+        """End at once, from any thread, what this reader does now or begins next."""
+        self._reader.abort(reason)
+
     def close(self) -> None:
         """Release the connection."""
         self._reader.close()

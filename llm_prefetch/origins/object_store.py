@@ -11,25 +11,37 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 from urllib.parse import quote
 
 from llm_prefetch import settings
 from llm_prefetch.errors import (
+    MissingExtraError,
     OriginAccessError,
     OriginError,
     OriginNotFoundError,
     OriginUnavailableError,
+    PrefetchError,
 )
 from llm_prefetch.origins.base import ObjectInfo, RangeReader
 from llm_prefetch.origins.ranged_http import HttpReader
 from llm_prefetch.origins.ranged_store import StoreReader
+from llm_prefetch.origins.stated import Stated
+from llm_prefetch.redact import redact, redact_text
 
 if TYPE_CHECKING:
-    from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
+    from http.client import HTTPMessage
 
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    Store = S3Store | GCSStore | AzureStore
+
+Client = Callable[[str], dict[str, Any]]
+"""Gives the options of a store that say how it connects, for the endpoint."""
+WHOLE_BYTES = 2**24
+"""Uploads up to this size go up in one piece."""
 SIGNED_FOR = timedelta(hours=6)
 _SIGN_AGAIN_SECONDS = 1800.0
 
@@ -37,6 +49,8 @@ _SIGN_AGAIN_SECONDS = 1800.0
 class ObjectStoreOrigin(ABC):
     """A prefix of a bucket or container."""
 
+    extra: ClassVar[str]
+    """What to install for it."""
     noun: ClassVar[str] = "bucket"
     absent: ClassVar[str] = "NoSuchBucket"
     """What the origin's answer says when the bucket itself is missing."""
@@ -45,10 +59,13 @@ class ObjectStoreOrigin(ABC):
     by_url: bool = True
     """Whether a URL alone opens an object."""
 
-    def __init__(self, uri: str, store: S3Store | GCSStore | AzureStore) -> None:
-        """Take a store whose paths begin at the prefix."""
+    def __init__(self, uri: str, make_store: Callable[[Client], Store]) -> None:
+        """Take what makes a store whose paths begin at the prefix."""
         self.uri = uri
-        self._store = store
+        self._make_store = make_store
+        self._store = self._open_store(_careful)
+        self._read_store: Store | None = None
+        self._write_store: Store | None = None
         self._signed: dict[str, tuple[float, str]] = {}
         self._sign_lock = threading.Lock()
 
@@ -99,19 +116,68 @@ class ObjectStoreOrigin(ABC):
     def reader(self) -> RangeReader:
         """A reader for one thread."""
         if self.by_url:
-            return HttpReader(self._url, self.uri, settings.STALL_SECONDS.get())
-        return StoreReader(self._store, self.uri, self._error)
+            return HttpReader(self._url, self.uri, settings.STALL_SECONDS.get(), renew=self._forget_url)
+        with self._sign_lock:
+            self._read_store = self._read_store or self._open_store(_alert)
+        return StoreReader(self._read_store, self.uri, self._error)
 
-    def write(self, path: str, body: BinaryIO, size: int) -> None:
+    def write(self, path: str, body: BinaryIO, size: int) -> str:
         """Upload; large bodies go up in parallel parts, and the object shows only when it is complete."""
         import obstore
 
+        with self._sign_lock:
+            store = self._write_store = self._write_store or self._open_store(_patient)
         try:
-            obstore.put(
-                self._store, path, body, use_multipart=size > 2**24, chunk_size=2**23, max_concurrency=8
+            done = obstore.put(
+                store,
+                path,
+                body,
+                use_multipart=size > WHOLE_BYTES,
+                chunk_size=2**23,
+                max_concurrency=8,
             )
         except Exception as error:
             raise self._error(error) from error
+        return _quoted(done["e_tag"])
+
+    def stated(self, item: ObjectInfo) -> Stated | None:
+        """What the origin states about the bytes of `item`, where a URL alone asks for it."""
+        if not self.by_url or not item.size:
+            return None
+        reader = HttpReader(self._url, self.uri, settings.STALL_SECONDS.get())
+        try:
+            reader.open_range(item, 0, 1)
+            return self.read_stated(reader.answered[1]) if reader.answered is not None else None
+        finally:
+            reader.close()
+
+    def read_stated(self, headers: HTTPMessage) -> Stated | None:  # noqa: ARG002 (others need it)
+        """What the headers of an answer state."""
+        return None
+
+    def _open_store(self, client: Client) -> Store:
+        try:
+            return self._make_store(client)
+        except PrefetchError:
+            raise
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{self.uri.partition('://')[0]}:// needs obstore",
+                where=redact(self.uri),
+                hint=f"pip install 'llm-prefetch[{self.extra}]'",
+            ) from error
+        except Exception as error:
+            if type(error).__name__ == "TransportError":  # google-auth's
+                raise OriginUnavailableError(
+                    "nobody answers who gives out tokens",
+                    where=redact(self.uri),
+                    hint="check the network; stage again",
+                ) from error
+            raise OriginAccessError(
+                f"cannot use the credentials: {first_line(str(error))}",
+                where=redact(self.uri),
+                hint=self.access_hint,
+            ) from error
 
     def _sign(self, path: str) -> str:
         """What obstore signs with the store's credentials."""
@@ -131,6 +197,11 @@ class ObjectStoreOrigin(ABC):
                     raise self._error(error) from error
                 self._signed[path] = (now, url)
             return url
+
+    def _forget_url(self, path: str) -> None:
+        """It was refused as expired: the next one is signed anew."""
+        with self._sign_lock:
+            self._signed.pop(path, None)
 
     def _error(self, error: Exception) -> Exception:
         """Error classes of obstore are few, so its text has to tell a missing bucket from a refused key."""
@@ -156,17 +227,32 @@ class ObjectStoreOrigin(ABC):
         )
 
 
-def client_options(endpoint: str) -> dict[str, Any]:
-    """How obstore connects; plain HTTP only to an endpoint that was named with it."""
-    options: dict[str, Any] = {"timeout": "300s", "connect_timeout": "10s"}
-    if endpoint.startswith("http://"):
-        options["allow_http"] = True
-    return options
+def _careful(endpoint: str) -> dict[str, Any]:
+    """For lists and heads: one that stalls is asked for again."""
+    times = {"timeout": "300s", "read_timeout": timedelta(seconds=settings.STALL_SECONDS.get())}
+    return {"client_options": _client_options(endpoint, times), "retry_config": _retries()}
 
 
-def retry_config() -> RetryConfig:
-    """How often obstore tries again by itself."""
+def _patient(endpoint: str) -> dict[str, Any]:
+    """For uploads: they get no answer for long, so the time is for the whole of a request."""
+    return {"client_options": _client_options(endpoint, {"timeout": "300s"}), "retry_config": _retries()}
+
+
+def _retries() -> dict[str, Any]:
     return {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
+
+
+def _alert(endpoint: str) -> dict[str, Any]:
+    """For ranges: as long as bytes come, a range may take any time; who reads it tries again."""
+    stall = timedelta(seconds=settings.STALL_SECONDS.get())
+    times = {"timeout": "1day", "read_timeout": stall}
+    return {"client_options": _client_options(endpoint, times), "retry_config": {"max_retries": 0}}
+
+
+def _client_options(endpoint: str, times: dict[str, Any]) -> dict[str, Any]:
+    """Plain HTTP only to an endpoint that was named with it."""
+    plain = {"allow_http": True} if endpoint.startswith("http://") else {}
+    return {**times, **plain, "connect_timeout": "10s"}
 
 
 def plain_url(root: str, *parts: str) -> str:
@@ -176,7 +262,7 @@ def plain_url(root: str, *parts: str) -> str:
 
 def first_line(text: str) -> str:
     """What obstore says, without the internals that it prints below; URLs in it may be signed."""
-    return text.partition("\n")[0].partition("?")[0][:200]
+    return redact_text(text.partition("\n")[0])[:200]
 
 
 def is_set(name: str) -> bool:

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import http.client
 import re
-import ssl
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from llm_prefetch.errors import (
-    OriginAccessError,
-    OriginChangedError,
-    OriginError,
-    OriginNotFoundError,
-    OriginUnavailableError,
-)
+from llm_prefetch.errors import OriginAccessError, OriginError, OriginUnavailableError
 from llm_prefetch.origins.base import ObjectInfo
+from llm_prefetch.origins.http_line import Cutter, Line, open_line
+from llm_prefetch.origins.http_refusal import changed, explain, read_refusal
+from llm_prefetch.redact import redact_text
 
 _CONTENT_RANGE = re.compile(r"^bytes (\d+)-(\d+)/(\d+)$")
 _MOVED = frozenset({301, 302, 303, 307, 308})
+_REASON_CHARACTERS = 200
+_TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (40[137]) ")
 Signed = tuple[str, Mapping[str, str]]
 """A URL and the headers that must go with it."""
-_OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpReader:
@@ -41,6 +37,7 @@ class HttpReader:
         *,
         redirects: int = 0,
         whole: bool = False,
+        renew: Callable[[str], None] | None = None,
     ) -> None:
         """Take what to ask for and how patient to be.
 
@@ -50,41 +47,42 @@ class HttpReader:
             stall_seconds: A read that gets no byte for so long fails.
             redirects: How many may be followed; the headers of `sign` are not shown to another host.
             whole: Take the whole object for an answer where the whole was asked for, from a server without ranges.
+            renew: Called with a path whose URL expired; `sign` then gives another, which is tried once.
         """
         self._sign = sign
         self._where = where
         self._stall_seconds = stall_seconds
         self._redirects = redirects
         self._whole = whole
+        self._renew = renew
         self.answered: tuple[Signed, http.client.HTTPMessage] | None = None
         """Where the last answer came from, after all redirects, and its headers."""
-        self._connection: http.client.HTTPConnection | None = None
+        self._line: Line | None = None
         self._response: http.client.HTTPResponse | None = None
         self._host: tuple[str, str] | None = None
+        self._cutter = Cutter()
 
     def open_range(self, item: ObjectInfo, start: int, length: int) -> HttpBody:
         """Ask for the range and check that the answer is that range of that object."""
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
         if item.etag:
             headers["If-Match"] = item.etag
-        response = self.ask(item.path, headers)
-        if self._whole and response.status == HTTPStatus.OK and length == item.size == response.length:
+        response = self._ask_for_range(item, start, length, headers)
+        if response.status == HTTPStatus.OK:
             return HttpBody(self, response, length, item.path)
-        if response.status != HTTPStatus.PARTIAL_CONTENT:
-            raise self._refused(response, item, start, length)
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if match is None or (int(match[1]), int(match[2])) != (start, start + length - 1):
-            self.close()
+            self._drop()
             if match is not None and int(match[3]) != item.size:
-                raise self._changed(item, int(match[3]))
+                raise changed(item, int(match[3]), self._where)
             raise OriginUnavailableError(
                 f"{item.path!r}: the answer is not the range asked for",
                 where=self._where,
                 hint="a proxy on the way may be at fault; stage again",
             )
         if int(match[3]) != item.size:
-            self.close()
-            raise self._changed(item, int(match[3]))
+            self._drop()
+            raise changed(item, int(match[3]), self._where)
         return HttpBody(self, response, length, item.path)
 
     def ask(self, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
@@ -105,17 +103,48 @@ class HttpReader:
         self.answered = (at, response.headers)
         return response
 
+    def abort(self, reason: str = "") -> None:
+        """End at once, from any thread, what this reader does now or begins next: it becomes a lost connection.
+
+        Args:
+            reason: What the error says; by default, that too little came.
+        """
+        self._cutter.cut(reason)
+
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection; after an `abort`, the reader can be used again."""
+        self._drop()
+        self._cutter.mend()
+
+    def _ask_for_range(
+        self, item: ObjectInfo, start: int, length: int, headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        """The answer, if it is a range, or the whole where that is taken; once more when the URL had expired."""
+        for renew in (self._renew, None):
+            response = self.ask(item.path, headers)
+            whole = self._whole and response.status == HTTPStatus.OK
+            if response.status == HTTPStatus.PARTIAL_CONTENT or (
+                whole and length == item.size == response.length
+            ):
+                return response
+            refusal = read_refusal(response)
+            self._drop()
+            if renew is None or not refusal.expired:
+                raise explain(refusal, item, start, length, self._where)
+            renew(item.path)
+        raise AssertionError("unreachable")
+
+    def _drop(self) -> None:
         if self._response is not None:
             self._response.close()  # it holds the socket open when the server said that it would close it
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._response = None
+        if self._line is not None:
+            self._line.connection.close()
+        self._cutter.release()
+        self._line = self._response = None
 
     def _moved(self, at: Signed, location: str, path: str) -> Signed:
         """Where a redirect leads, with the headers that may go there."""
-        self.close()
+        self._drop()
         try:
             old, new = urlsplit(at[0]), urlsplit(urljoin(at[0], location))
             here, there = ((url.scheme, url.hostname, url.port) for url in (old, new))
@@ -139,80 +168,54 @@ class HttpReader:
         target = f"{url.path}?{url.query}" if url.query else url.path
         given_up = self._response is not None and not self._response.isclosed()
         if given_up or self._host != (url.scheme, url.netloc):
-            self.close()  # the rest of an answer that nobody read would stand before the next one
+            self._drop()  # the rest of an answer that nobody read would stand before the next one
         for attempt in range(2):
-            fresh = self._connection is None
-            connection = self._connection or self._connect(url)
+            fresh = self._line is None
+            line = self._line or self._connect(url)
             try:
-                connection.request("GET", target, headers=headers)
-                response = connection.getresponse()
+                line.connection.request(
+                    "GET", line.prefix + target, headers={**headers, **(line.headers or {})}
+                )
+                response = line.connection.getresponse()
             except (
                 http.client.RemoteDisconnected,
                 ConnectionResetError,
                 BrokenPipeError,
                 http.client.CannotSendRequest,
             ):
-                self.close()
                 if fresh or attempt:
                     raise
+                self._drop()
             else:
                 self._response = response
                 return response
         raise AssertionError("unreachable")
 
-    def _connect(self, url: SplitResult) -> http.client.HTTPConnection:
-        host = url.hostname or ""
-        if url.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, url.port, timeout=self._stall_seconds, context=_tls()
-            )
-        else:
-            connection = http.client.HTTPConnection(host, url.port, timeout=self._stall_seconds)
-        self._connection, self._host = connection, (url.scheme, url.netloc)
-        return connection
+    def _connect(self, url: SplitResult) -> Line:
+        self._line = open_line(url, self._stall_seconds, self._cutter)
+        self._host = (url.scheme, url.netloc)
+        return self._line
 
-    def _refused(
-        self, response: http.client.HTTPResponse, item: ObjectInfo, start: int, length: int
-    ) -> OriginError:
-        status = response.status
-        self.close()
-        what = f"{item.path!r}: the origin answered {status} {response.reason}"
-        if status == HTTPStatus.NOT_FOUND:
-            return OriginNotFoundError(
-                f"{item.path!r} is not there", where=self._where, hint="publish the folder again"
-            )
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return OriginAccessError(
-                what, where=self._where, hint="check the credentials of this node and the bucket policy"
-            )
-        if status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
-            return OriginChangedError(
-                f"{item.path!r} changed at the origin: bytes {start}-{start + length - 1} of {item.size} are gone",
-                where=self._where,
-                hint="publish the folder again, then stage",
-            )
-        if status == HTTPStatus.OK and response.length not in (None, item.size):
-            return self._changed(item, response.length or 0)
-        if status in _OVERLOADED:
-            return OriginUnavailableError(what, where=self._where, hint="it may pass; stage again")
-        return OriginError(what, where=self._where, hint="the origin must serve ranges of this object")
-
-    def _changed(self, item: ObjectInfo, found: int) -> OriginChangedError:
-        return OriginChangedError(
-            f"{item.path!r} has {found} bytes at the origin where {item.size} were expected",
-            where=self._where,
-            hint="publish the folder again, then stage",
-        )
-
-    def _lost(self, error: Exception, path: str) -> OriginUnavailableError:
+    def _lost(self, error: Exception, path: str) -> OriginError:
         """A connection that failed half-way cannot be used again."""
+        through = f" through {self._line.through}" if self._line and self._line.through else ""
+        aborted = self._cutter.reason
         self.close()
-        if isinstance(error, TimeoutError):
+        refused = _TUNNEL_REFUSED.match(str(error))
+        if refused:
+            return OriginAccessError(
+                f"{path!r}: the answer{through} was {refused[1]}",
+                where=self._where,
+                hint="check the user and the password of HTTPS_PROXY, and what the proxy allows",
+            )
+        if aborted is not None:
+            reason = aborted or f"too little came within {self._stall_seconds:g} s"
+        elif isinstance(error, TimeoutError):
             reason = f"no byte for {self._stall_seconds:g} s"
         else:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = redact_text(" ".join(str(error).split()))[:_REASON_CHARACTERS] or type(error).__name__
         return OriginUnavailableError(
-            f"{path!r}: the connection failed: {reason}",
+            f"{path!r}: the connection{through} failed: {reason}",
             where=self._where,
             hint="check the endpoint, then stage again",
         )
@@ -250,9 +253,4 @@ class HttpBody:
         except (OSError, http.client.HTTPException):
             more = b"?"
         if more:
-            self._reader.close()
-
-
-@lru_cache(maxsize=1)
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
+            self._reader._drop()  # noqa: SLF001

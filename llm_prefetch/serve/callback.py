@@ -1,8 +1,8 @@
 """The callback in the replica: check the node, point the engine at the staged files, or fall back.
 
-All of it happens in `on_before_node_init`, before Ray would download. On a hit the engine is given the engine
-path and Ray's node initialisation is skipped, which would cost a fresh worker process even with nothing to do.
-On a miss the last rung decides: Ray downloads as if we were not there, or the start fails.
+On a hit the engine is given the engine path and Ray's node initialisation is skipped, which would cost a fresh worker
+process even with nothing to do. On a miss the rungs of `on_miss` are tried, all of it in `on_before_node_init`, before
+Ray would download. No engine starts on files that the check refused.
 
 Ray pickles the instance into remote tasks, so nothing that holds a lock, a file or a thread lives on `self`.
 """
@@ -11,27 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
-from llm_prefetch import ledger
-from llm_prefetch.errors import DiskError, LockTimeoutError, NotReadyError, PrefetchError, SpecError
-from llm_prefetch.live import DeploymentCheck, check_deployment, start_lock
-from llm_prefetch.record import Verdict
-from llm_prefetch.serve.ray_api import CallbackBase
-from llm_prefetch.store import NodeStore, acquire, open_store, release
+from llm_prefetch.errors import NotReadyError
+from llm_prefetch.serve.ray_api import CallbackBase, replica_name
+from llm_prefetch.serve.start import Start
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from llm_prefetch.live import DeploymentCheck
+    from llm_prefetch.serve.ladder import Ladder, Rung
     from llm_prefetch.serve.options import CallbackOptions
+    from llm_prefetch.store import NodeStore
 
-# Serve writes what is logged below its own name into the replica's log.
 _log = logging.getLogger("ray.serve.llm_prefetch")
-_LOCK_SECONDS = 5.0
-_REASON_CHARACTERS = 500
 
 
 class PrefetchCallback(CallbackBase):
@@ -41,7 +33,7 @@ class PrefetchCallback(CallbackBase):
 
         callback_config:
           callback_class: llm_prefetch.serve.PrefetchCallback
-          callback_kwargs: {deployment: stage/llama-3-8b, on_miss: [ray]}
+          callback_kwargs: {deployment: stage/llama-3-8b, on_miss: [wait, ray]}
     """
 
     def __init__(
@@ -59,155 +51,126 @@ class PrefetchCallback(CallbackBase):
             llm_config, raise_error_on_callback=raise_error_on_callback, ctx_kwargs=ctx_kwargs, **kwargs
         )
         self.options: CallbackOptions = parse_options(kwargs)
+        self._check: DeploymentCheck | None = None
+        self._store: NodeStore | None = None
 
     async def on_before_node_init(self) -> None:
         """Check the node and decide what the engine starts from.
 
         Raises:
-            NotReadyError: the node is not ready and `on_miss` is `[fail]`.
+            NotReadyError: the node is not ready, and no rung of `on_miss` has helped.
         """
-        start = _Start(self.options)
-        check = start.check()
-        start.record(check)
+        start = Start(self.options, replica_name())
+        first = check = start.check()
         task = asyncio.current_task()
         if task is not None:
             # This task runs all of the engine's start: when it is done, the engine is ready or has failed.
             task.add_done_callback(start.end)
         if check.ready:
-            engine_path = str(start.engine_path(check))
-            engine = self.llm_config.get_engine_config()
-            engine.hf_model_id = engine_path
-            engine.mirror_config = None
-            self.ctx.run_init_node = False
-            _log.info(
-                "llm-prefetch: %s HIT in %.1f ms, engine path %s",
-                check.deployment,
-                start.milliseconds,
-                engine_path,
-            )
-        else:
-            _log.warning(
-                "llm-prefetch: %s is %s on this node (%s); going on with: %s",
-                check.deployment, check.verdict, check.reason, start.rung,
-            )  # fmt: skip
-        if not check.ready and start.rung == "fail":
-            raise NotReadyError(
-                f"{check.deployment} is {check.verdict} on this node: {check.reason}",
-                where=str(start.root),
-                hint="stage it, or allow a fallback with on_miss: [ray]",
-            )
+            start.record(first, check.bundle, "hit", ())
+            self._use(start, check)
+            return
+        from llm_prefetch.serve.ladder import Ladder
 
-
-class _Start:
-    """One start of a replica: the check, the lock it holds until the engine is up, and its rows in the ledger."""
-
-    def __init__(self, options: CallbackOptions) -> None:
-        self.options = options
-        self.id = uuid.uuid4().hex[:12]
-        self.rung = options.on_miss[0]
-        self.root: object = options.root or "LLM_PREFETCH_ROOT"
-        self._began = time.monotonic()
-        self._checked = self._began
-        self._store: NodeStore | None = None
-        self._lock = -1
-
-    @property
-    def milliseconds(self) -> float:
-        """How long the check took."""
-        return (self._checked - self._began) * 1000
-
-    def check(self) -> DeploymentCheck:
-        """The quick check, under the lock that keeps a switch away; nothing that is wrong with the store is raised."""
-        name = self.options.live_name
+        _log.warning(
+            "llm-prefetch: %s is %s on this node (%s); going on with: %s",
+            check.deployment, check.verdict, check.reason, ", ".join(self.options.on_miss),
+        )  # fmt: skip
+        ladder, rung = Ladder(check.deployment, self.options.budget_seconds), "fail"
         try:
-            self._store = open_store(self.options.root)
-            self.root = self._store.root
-            self._lock = self._share(start_lock(self._store, name))
-            check = check_deployment(self._store, name)
-        except PrefetchError as error:
-            check = DeploymentCheck(name, "", Verdict.MISSING, str(error), (), ())
-        except OSError as error:
-            check = DeploymentCheck(name, "", Verdict.MISSING, f"the store cannot be read: {error}", (), ())
-        except Exception as error:  # noqa: BLE001 (whatever lies there, it must not keep a replica from its fallback)
-            _log.exception("llm-prefetch: the check of %s failed", name)
-            check = DeploymentCheck(name, "", Verdict.MISSING, f"the check failed: {error!r}", (), ())
-        self._checked = time.monotonic()
-        if not check.ready:
-            self._let_go()
-        return check
+            check = await ladder.climb(self._rungs(start), start.check, check)
+            if check.ready:
+                rung = ladder.attempts[-1].rung
+            elif self.options.on_miss[-1] == "ray" and not await self._download(ladder):
+                rung = "ray"
+        finally:
+            start.record(first, check.bundle, rung, ladder.attempts)
+        if check.ready:
+            self._use(start, check)
+        elif rung == "fail":
+            raise self._not_ready(start, check, ladder)
 
-    def engine_path(self, check: DeploymentCheck) -> os.PathLike[str]:
-        """The engine path of the bundle's model.
+    async def on_after_node_init(self) -> None:
+        """Check what Ray has downloaded, where it was not checked yet, and register parsers and models.
 
         Raises:
-            SpecError: the bundle holds no model, or several and `model` does not say which.
+            FallbackError: it is not a whole model.
+            PluginError: a parser or a model cannot be used.
         """
-        assert self._store is not None  # noqa: S101 (a hit comes from a store)
-        models = [member.name for member in check.members if member.kind == "model"]
-        if self.options.model in models:
-            models = [self.options.model]
-        if len(models) != 1 or self.options.model not in (None, models[0]):
-            raise SpecError(
-                f"which model? {check.deployment} holds {', '.join(models) or 'none'}",
-                where="callback_config.callback_kwargs.model",
-                hint="name one artifact of kind model",
-            )
-        return self._store.engine_path(check.deployment, models[0])
+        if self.ctx.run_init_node:
+            from llm_prefetch.serve.rays_download import accept
 
-    def record(self, check: DeploymentCheck) -> None:
-        """The ledger's row of the check."""
-        if self._store is not None:
-            ledger.append(
-                self._store,
-                "start",
-                start=self.id,
-                deployment=check.deployment,
-                bundle=check.bundle,
-                verdict=check.verdict,
-                reason=check.reason,
-                rung="hit" if check.ready else self.rung,
-                seconds=round(self._checked - self._began, 6),
-            )
+            _log.info("llm-prefetch: %s: %s", self.options.live_name, await accept(self.llm_config, self.ctx))
+        from llm_prefetch.serve.plugins import install_plugins
 
-    def end(self, task: asyncio.Task[Any]) -> None:
-        """The engine is ready or its start has failed: let go of the generation and write it down.
+        await asyncio.to_thread(
+            install_plugins,
+            self.options.parsers,
+            engine_kwargs=self.llm_config.engine_kwargs,
+            runtime_env=self.ctx.runtime_env,
+            check=self._check,
+            store=self._store,
+        )
 
-        The event loop calls this, so nothing may be raised.
-        """
-        try:
-            self._let_go()
-            if self._store is not None:
-                seconds = round(time.monotonic() - self._checked, 3)
-                ledger.append(self._store, "engine", start=self.id, outcome=_outcome(task), seconds=seconds)
-        except Exception:  # noqa: BLE001
-            _log.exception("llm-prefetch: the end of start %s is not in the ledger", self.id)
+    def _use(self, start: Start, check: DeploymentCheck) -> None:
+        engine_path = str(start.engine_path(check))
+        self._check, self._store = check, start.store
+        engine = self.llm_config.get_engine_config()
+        engine.hf_model_id = engine_path
+        engine.mirror_config = None
+        self.ctx.run_init_node = False
+        _log.info(
+            "llm-prefetch: %s HIT in %.1f ms, engine path %s",
+            check.deployment,
+            start.milliseconds,
+            engine_path,
+        )
 
-    @staticmethod
-    def _share(lock: Path) -> int:
-        """Keep a switch away; where no lock can be had the start goes on without, as no check rests on it.
+    def _rungs(self, start: Start) -> list[Rung]:
+        """Those that the check of the node decides on: all but the last."""
+        from llm_prefetch.serve.ladder import Note, Rung
 
-        Raises:
-            LockTimeoutError: a switch is in progress and does not end.
-        """
-        try:
-            return acquire(lock, shared=True, seconds=_LOCK_SECONDS, waiting_for="a switch of generations")
-        except LockTimeoutError:
-            raise
-        except DiskError as error:  # a store that this user may only read, or a full disk
-            _log.debug("llm-prefetch: starting without a lock: %s", error)
-            return -1
+        options = self.options
 
-    def _let_go(self) -> None:
-        fd, self._lock = self._lock, -1
-        if fd >= 0:
-            release(fd)
+        async def wait(note: Note) -> str:
+            from llm_prefetch.serve.waiting import wait_for_staging
 
+            return await wait_for_staging(start.store, options.live_name, note, start.peek)
 
-def _outcome(task: asyncio.Task[Any]) -> str:
-    if task.cancelled():
-        return "cancelled"
-    error = task.exception()
-    if error is None:
-        return "ready"
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"failed: {reason[:_REASON_CHARACTERS]}"
+        async def prefect(note: Note) -> str:
+            from llm_prefetch.serve.prefect_api import stage_by_prefect
+
+            return await stage_by_prefect(options.prefect_deployment, options.prefect, note, start.peek)
+
+        async def stage(note: Note) -> str:
+            from llm_prefetch.serve.staging import stage_here
+
+            assert options.spec is not None  # noqa: S101 (the options say so)
+            return await stage_here(options.spec, options.live_name, options.root, note, start.peek)
+
+        work = {"wait": wait, "prefect": prefect, "stage": stage}
+        return [Rung(name, getattr(options.deadlines, name), work[name]) for name in options.on_miss[:-1]]
+
+    async def _download(self, ladder: Ladder) -> bool:
+        """Let Ray download and judge it; whether that failed."""
+        from llm_prefetch.serve.ladder import Note, Rung
+        from llm_prefetch.serve.rays_download import download
+
+        engine = self.llm_config.get_engine_config()
+        before = engine.hf_model_id
+
+        async def ray(note: Note) -> str:
+            return await download(self.llm_config, self.ctx, note)
+
+        attempt = await ladder.attempt(Rung("ray", self.options.deadlines.ray, ray))
+        if attempt.failed:
+            engine.hf_model_id = before
+        return attempt.failed
+
+    def _not_ready(self, start: Start, check: DeploymentCheck, ladder: Ladder) -> NotReadyError:
+        tried = "; ".join(f"{attempt.rung} {attempt.outcome}" for attempt in ladder.attempts)
+        return NotReadyError(
+            f"{check.deployment} is {check.verdict} on this node: {check.reason}{tried and f' [{tried}]'}",
+            where=start.where,
+            hint="stage it, or allow a fallback with on_miss: [ray]",
+        )

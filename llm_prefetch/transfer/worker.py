@@ -70,7 +70,7 @@ class Job:
             time.sleep(min(left, _POLL_SECONDS))
         self.stop.raise_if_set()
         if self.error is not None:
-            raise OriginUnavailableError("another range failed")
+            raise OriginUnavailableError("another range failed", hint="see what that one says")
 
 
 class GivenUpError(BaseException):

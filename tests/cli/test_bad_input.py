@@ -45,7 +45,7 @@ SPECS = {
         'deployment: a\nartifacts: [{name: w, kind: lora, uri: "s3://x/y"}]', "artifacts[0].kind", "'lora'"
     ),
     "a path for a uri": ("deployment: a\nartifacts: [{name: w, uri: /mnt/x}]", "a URI such as s3://", "/mnt/x"),
-    "an unknown scheme": ('deployment: a\nartifacts: [{name: w, uri: "ftp://x/y"}]', "unknown scheme ftp://"),
+    "an unknown scheme": ('deployment: a\nartifacts: [{name: w, uri: "gopher://x/y"}]', "unknown scheme gopher://"),
     "no bucket": ('deployment: a\nartifacts: [{name: w, uri: "s3:///y"}]', "not an S3 URI", "s3://bucket/"),
     "a relative folder": ('deployment: a\nartifacts: [{name: w, uri: "file://x/y"}]', "not an absolute path"),
     "a tag for a version": (
@@ -91,8 +91,8 @@ def test_a_bad_spec_on_standard_input_says_where_it_came_from(run, text):
 
 
 def test_a_secret_in_a_uri_is_not_shown(run, tmp_path, write_spec):
-    done = run("plan", write_spec("ftp://me:hunter2@host/x?token=hunter2"))
-    _assert_one_line(done, "ftp://host/x")
+    done = run("plan", write_spec("gopher://me:hunter2@host/x?token=hunter2"))
+    _assert_one_line(done, "gopher://host/x")
     assert "hunter2" not in done.err
 
 
@@ -162,7 +162,7 @@ def test_only_a_folder_of_files_can_be_published(run, tmp_path, what, fragment):
     assert not (tmp_path / "origin").exists()
 
 
-@pytest.mark.parametrize("uri", ["nowhere", "ftp://x", "gs:///x", "az:///x", "s3://", "file://relative"])
+@pytest.mark.parametrize("uri", ["nowhere", "gopher://x", "gs:///x", "az:///x", "s3://", "file://relative"])
 def test_there_is_no_publishing_to_what_is_no_origin(run, model, uri):
     _assert_one_line(run("publish", model, uri), uri)
 

@@ -58,6 +58,8 @@ class Job:
     """Die when so many bytes have arrived."""
     kill_entry: int = 0
     """Die while writing this entry of a journal, which is left torn."""
+    kill_after: float = 0.0
+    """Be killed from outside after so many seconds, at whatever instruction that is."""
     blind_locks: bool = False
     """Stands for a network file system on which `flock` lets everybody in at once (Lustre, GPFS, NFS without locks)."""
     delay: float = 0.0
@@ -138,6 +140,8 @@ def _do(job: Job) -> Result:
     if job.kill_entry:
         os.write = _tearing(job.kill_entry)
     _arm(job)
+    if job.kill_after:
+        _hire_killer(job.kill_after)
     store = open_store(Path(job.root), create=True)
     if job.action == "rollback":
         return Result("done", data={"bundle": live.rollback(store, job.spec["deployment"]).id})
@@ -168,6 +172,21 @@ def _arm(job: Job) -> None:
     ledger.observers.append(on_step)
     if job.kill_change or job.kill_path or job.trail:
         sys.addaudithook(on_event)
+
+
+def _hire_killer(seconds: float) -> None:
+    """A process that kills this one, unless it ends before."""
+    victim = os.getpid()
+    if os.fork():
+        return
+    os.closerange(3, 1024)  # the pipe too, or the victim's result would be waited for until here
+    end = time.monotonic() + seconds
+    while os.getppid() == victim:
+        if (left := end - time.monotonic()) <= 0:
+            os.kill(victim, signal.SIGKILL)
+            break
+        time.sleep(min(left, 0.01))
+    os._exit(0)
 
 
 def _die() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def test_the_clean_runs_take_every_step_that_the_code_names(world: World):
         for module in _PACKAGE.glob("*.py")
         for name in re.findall(r'\b(?:mark|step)\(\s*"([\w-]+)"', module.read_text())
     }
-    assert named <= seen
+    assert named - {"preflight"} <= seen  # a step of specs that name plugins: tests/test_stage_plugins.py
 
 
 def test_killed_at_each_step_of_the_first_staging(world: World):
@@ -91,6 +93,25 @@ def test_killed_again_and_again(world: World):
     asked = sum(length for *_, length in world.origin.take_ranges())
     assert asked <= world.two.bytes + kills * CONCURRENCY * CHUNK
     world.assert_proven(root, world.two)
+
+
+def test_killed_from_outside_at_100_random_moments(world: World):
+    rng = random.Random(7)
+    begin = time.monotonic()
+    world.assert_converges(world.prepared(world.one), world.two)
+    longest = time.monotonic() - begin  # of a whole staging and its full check
+    kills = tries = 0
+    while kills < 100:
+        root = world.prepared(world.one)
+        result = world.stage(root, world.two, kill_after=rng.uniform(0, longest))
+        assert result.outcome in {"killed", "done"}
+        world.assert_sound(root, world.one, world.two)
+        world.assert_converges(root, world.two)
+        shutil.rmtree(root)
+        kills += result.outcome == "killed"
+        longest *= 1.02 if result.outcome == "killed" else 0.9  # so that most are killed, and early and late
+        tries += 1
+        assert tries < 1000
 
 
 def test_killed_at_each_step_and_change_of_a_rollback(world: World):

@@ -59,6 +59,8 @@ def test_a_replica_on_a_staged_node_starts_from_the_engine_path_and_reads_nothin
         (start,), (engine,) = rows(staged, host, "start"), rows(staged, host, "engine")
         assert (start["verdict"], start["rung"]) == ("HIT", "hit")
         assert (engine["outcome"], engine["start"]) == ("ready", start["start"])
+        phases = {phase["phase"] for phase in engine["phases"]}
+        assert {"imports", "verify", "engine config", "weights", "ready"} <= phases
         assert f"{host.root}/live/tiny-llama/weights" in app.replica_log()
         assert staged.s3.bytes_read() == 0
         # The engine is up, so the generation is free: a switch need not wait for the replica's end.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.origins.places import Place, make_place
 from tests.real.azure import AzureServer, azure_server
 from tests.real.gcs import GCSServer, gcs_server
+from tests.real.hub import TOKEN, Hub, running_hub
 from tests.real.s3 import S3Server, s3_server
+from tests.real.web import Web, web_server
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +57,36 @@ def azure(azure_process: AzureServer, monkeypatch: pytest.MonkeyPatch) -> AzureS
     for name, value in azure_process.env.items():
         monkeypatch.setenv(name, value)
     return azure_process
+
+
+@pytest.fixture(scope="session")
+def hub_process() -> Iterator[Hub]:
+    from huggingface_hub import close_session
+
+    with running_hub() as running:
+        yield running
+        close_session()
+
+
+@pytest.fixture
+def hub(hub_process: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """An empty Hub, and an environment that leads to it with a token that it knows."""
+    hub_process.repos.clear()
+    hub_process.forget()
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", hub_process.endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub_process
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    """A web server that serves nothing yet."""
+    with web_server() as running:
+        yield running
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """An empty prefix of its own; which one is said by `places.at`."""
+    return make_place(request.param, request, tmp_path, monkeypatch)

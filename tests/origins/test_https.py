@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import re
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -28,11 +22,11 @@ from llm_prefetch.errors import (
 from llm_prefetch.ledger import read
 from llm_prefetch.live import check_deployment
 from llm_prefetch.manifest import CHUNK_BYTES
-from llm_prefetch.origins import ObjectInfo, https, open_origin, ranged_http
-from llm_prefetch.publish import publish
+from llm_prefetch.origins import ObjectInfo, https, open_origin
 from llm_prefetch.resolve import resolve
 from llm_prefetch.stage import stage
-from tests.samples import FILES, TOTAL, make_artifact, make_folder, make_manifest, make_spec, raises, tree
+from tests.real.web import Web, web_server
+from tests.samples import FILES, TOTAL, make_artifact, make_manifest, make_spec, raises, tree
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 ODD = {
@@ -41,127 +35,15 @@ ODD = {
 }
 
 
-@dataclass
-class Asked:
-    path: str
-    query: str
-    headers: dict[str, str]
-    sent: int = 0
-
-
-@dataclass
-class Web:
-    """What a server serves, and how."""
-
-    url: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    moved: dict[str, str] = field(default_factory=dict)
-    """Paths, or their first folder, and where they are."""
-    ranges: bool = True
-    encoding: str = ""
-    tag: str = '"{}"'
-    modified: str | None = None
-    login: str = ""
-    query: str = ""
-    """Only who asks with it is let in."""
-    absent: int = 404
-    page: bytes = b""
-    """What is served where nothing is."""
-    requests: list[Asked] = field(default_factory=list)
-
-    def put(self, prefix: str, files: dict[str, bytes], *, published: bool = True) -> str:
-        self.files.update({f"{prefix}/{path}": data for path, data in files.items()})
-        if published:
-            self.files[f"{prefix}/{manifests.PATH}"] = make_manifest(files, CHUNK_BYTES).to_json()
-        return f"{self.url}{prefix}"
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-
-    def handle_error(self, request, client_address):
-        pass
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 10
-    web: Web
-
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        url, web = urlsplit(self.path), self.web
-        path = unquote(url.path)
-        self.asked = Asked(path, url.query, {name.lower(): value for name, value in self.headers.items()})
-        web.requests.append(self.asked)
-        folder = "/" + path.split("/")[1]
-        if (there := web.moved.get(path) or web.moved.get(folder)) is not None:
-            return self._send(302, Location=there.replace("PATH", url.path))
-        if (web.login and self.headers.get("Authorization") != web.login) or web.query not in ("", url.query):
-            return self._send(401)
-        data = web.files.get(path)
-        if data is None and web.page:
-            return self._send(200, web.page, Content_Type="text/html; charset=utf-8")
-        if data is None:
-            return self._send(web.absent)
-        return self._file(data)
-
-    def _file(self, data):
-        headers = {
-            "ETag": self.web.tag.format(hash(data)),
-            "Last-Modified": self.web.modified,
-            "Content-Encoding": self.web.encoding,
-        }
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if self.headers.get("If-Match") not in (None, headers["ETag"]):
-            return self._send(412)
-        if match is None or not self.web.ranges:
-            return self._send(200, data, **headers)
-        start, body = int(match[1]), data[int(match[1]) : int(match[2]) + 1]
-        if not body:
-            return self._send(416, b"<html>", Content_Range=f"bytes */{len(data)}", Content_Type="text/html")
-        shown = f"bytes {start}-{start + len(body) - 1}/{len(data)}"
-        return self._send(206, body, Content_Range=shown, **headers)
-
-    def _send(self, status, body=b"", **headers):
-        self.asked.sent = len(body)
-        self.send_response(status)
-        for name, value in {"Content-Length": len(body), **headers}.items():
-            if value:
-                self.send_header(name.replace("_", "-"), str(value))
-        if not body:
-            self.send_header("Content-Length", "0")
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@contextlib.contextmanager
-def serving(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
-    web = Web()
-    with _Server(("127.0.0.1", 0), type("Bound", (_Handler,), {"web": web})) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        web.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield web
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.fixture
 def web(no_leaks) -> Iterator[Web]:
-    with serving() as running:
+    with web_server() as running:
         yield running
 
 
 @pytest.fixture
 def cdn(no_leaks) -> Iterator[Web]:
-    with serving() as running:
+    with web_server() as running:
         yield running
 
 
@@ -392,18 +274,6 @@ def test_a_server_that_fails_is_not_taken_for_an_empty_one(web, status, kind):
         resolve(make_artifact(f"{web.url}/x"))
 
 
-def test_small_files_are_read_whole_and_larger_ones_refused(web):
-    origin = open_origin(web.put("/p", FILES))
-    assert origin.read("config.json", 100) == FILES["config.json"]
-    assert origin.read("empty", 100) == b""
-    with raises(OriginError, 3, "larger than 2 bytes", web.url):
-        origin.read("config.json", 2)
-    with raises(OriginNotFoundError, 3, "'none'"):
-        origin.read("none", 2)
-    with raises(OriginNotFoundError, 3, "'none'"):
-        _read(origin, ObjectInfo("none", 10, ""))
-
-
 @pytest.mark.parametrize(
     "uri",
     ["https://host", "https:///x", "https://[x/y", "https://h:port/x", "https://host/a b", "https://host/ü"],
@@ -423,11 +293,6 @@ def test_plain_http_to_another_host_must_be_asked_for(monkeypatch):
     open_origin("http://host/x")
 
 
-def test_there_is_no_publishing_to_the_web(web, tmp_path):
-    with raises(UnsupportedOriginError, 2, "can only be read"):
-        publish(make_folder(tmp_path / "source"), f"{web.url}/p")
-
-
 def test_https_checks_the_certificate_and_is_not_left_for_http(web, store, tmp_path, monkeypatch):
     options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -439,17 +304,12 @@ def test_https_checks_the_certificate_and_is_not_left_for_http(web, store, tmp_p
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    ranged_http._tls.cache_clear()
-    with serving(context) as secure:
+    with web_server(context) as secure:
         uri = secure.put("/p", FILES)
         with raises(OriginUnavailableError, 3, "certificate", secure.url):
             resolve(make_artifact(uri))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-        ranged_http._tls.cache_clear()
-        try:
-            assert stage(make_spec(uri), store).fetched_bytes == TOTAL
-            web.files["/x"], secure.moved["/x"] = b"1", f"{web.url}/x"
-            with raises(OriginError, 3, "redirects"):
-                list(open_origin(f"{secure.url}/x").list())
-        finally:
-            ranged_http._tls.cache_clear()
+        assert stage(make_spec(uri), store).fetched_bytes == TOTAL
+        web.files["/x"], secure.moved["/x"] = b"1", f"{web.url}/x"
+        with raises(OriginError, 3, "redirects"):
+            list(open_origin(f"{secure.url}/x").list())

@@ -11,7 +11,6 @@ from llm_prefetch.errors import (
     OriginAccessError,
     OriginChangedError,
     OriginError,
-    OriginNotFoundError,
     OriginUnavailableError,
     UnsupportedOriginError,
 )
@@ -149,8 +148,3 @@ def test_a_reader_goes_from_file_to_file_and_back(tmp_path):
     reader.close()
     reader.close()
     assert seen == [b"12", b"78", b"34", b"56"]
-
-
-def test_a_missing_file_is_not_found(tmp_path):
-    with raises(OriginNotFoundError, 3, "'x'"):
-        open_origin(f"file://{tmp_path}").read("x", 1)

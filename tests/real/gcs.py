@@ -7,11 +7,16 @@ account's key is verified, or a `GOOG4-RSA-SHA256` signature in its query, which
 
 A metadata server, as nodes and workload identity have it, is here too, as far as google-auth asks it for tokens.
 
-Not covered: the JSON API, OAuth's token endpoint (object_store signs a service account's tokens itself), generations, the consistency and the limits of the real service, and whatever else Google does otherwise than S3.
+So is OAuth's token endpoint, which google-auth asks, where object_store signs a service account's tokens itself. The
+JSON API, which gcsfs speaks, is `tests.real.gcs_json`, for the same objects and behind the same credentials.
+
+Not covered: generations, the consistency and the limits of the real service, and whatever else Google does otherwise
+than S3.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -24,7 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote
 
-from tests.real import processes
+from google_crc32c import value as crc32c
+
+from tests.real import gcs_json, processes
+from tests.real.gcs_json import JsonApi
 from tests.real.ports import listens
 from tests.real.s3 import S3Server, _serve
 
@@ -37,6 +45,9 @@ _AMAZON = (
     "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 )
 """What moto, which verifies nothing, takes for an owner's request."""
+_TOKENS = "/_token"  # no bucket may have an underscore in front
+_LYING = "lying-"
+"""Buckets whose name begins so state another checksum than their objects have."""
 _PUBLIC = "public-"
 """Buckets whose name begins so are read without credentials."""
 
@@ -85,6 +96,7 @@ class GCSServer(S3Server):
             "private_key": self.private_key,
             "private_key_id": "1",
             "gcs_base_url": self.endpoint,
+            "token_uri": f"{self.endpoint}{_TOKENS}",
         }
         return json.dumps({**key, **changes})
 
@@ -130,7 +142,14 @@ def _token(private_key: str) -> str:
 def _serve_gcs(host: str, port_file: str, key_file: str, token: str) -> None:
     """Serve for ever; the child process's whole work."""
     public = Path(key_file).read_text()
-    _serve(host, port_file, lambda app: _Guard(app, public, token))
+    clients: dict[str, Any] = {}
+
+    def connect(endpoint: str) -> Any:
+        if endpoint not in clients:
+            clients[endpoint] = S3Server(endpoint).client
+        return clients[endpoint]
+
+    _serve(host, port_file, lambda app: _Guard(app, public, token, JsonApi(connect)))
 
 
 @dataclass
@@ -140,18 +159,20 @@ class _Guard:
     app: WSGIApplication
     public_key: str
     token: str
+    json_api: JsonApi
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("HTTP_METADATA_FLAVOR") == "Google":
             return self._metadata(environ, start_response)
+        if environ["PATH_INFO"] == _TOKENS:
+            return self._exchange(environ, start_response)
         authorization = environ.get("HTTP_AUTHORIZATION", "")
         query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
         if authorization.startswith("AWS4-HMAC-SHA256"):  # the tests' own calls
             return self.app(environ, start_response)
-        public = environ["PATH_INFO"].startswith(f"/{_PUBLIC}") and environ["REQUEST_METHOD"] in (
-            "GET",
-            "HEAD",
-        )
+        by_json = gcs_json.PATH.match(environ["PATH_INFO"])
+        bucket = environ["PATH_INFO"].partition("/b/" if by_json else "/")[2]
+        public = bucket.startswith(_PUBLIC) and environ["REQUEST_METHOD"] in ("GET", "HEAD")
         if authorization:
             code = "" if self._knows_token(authorization) else "401 Unauthorized"
         elif "X-Goog-Signature" in query:
@@ -160,6 +181,8 @@ class _Guard:
             code = "" if public else "401 Unauthorized"
         if code:
             return _refuse(code, environ, start_response)
+        if by_json:
+            return self.json_api(environ, start_response)
         environ["HTTP_AUTHORIZATION"] = _AMAZON
         signed = "X-Goog-Signature" in query
         if signed:
@@ -168,7 +191,25 @@ class _Guard:
             _, bucket, rest = re.split("(/[^/?]*)", environ[name], maxsplit=1)
             # object_store writes "%2D" for "-" in a bucket's name, which moto takes for another bucket.
             environ[name] = unquote(bucket) + (rest.partition("?")[0] if signed else rest)
-        return self.app(environ, start_response)
+        return self.app(environ, self._with_hash(environ, start_response))
+
+    def _with_hash(self, environ: WSGIEnvironment, start_response: StartResponse) -> StartResponse:
+        """Google states the CRC32C of the whole object with every answer that gives some of it."""
+
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            path = str(environ.get("RAW_URI") or environ["REQUEST_URI"]).partition("?")[0]
+            bucket, _, key = unquote(path).lstrip("/").partition("/")
+            if environ["REQUEST_METHOD"] == "GET" and key and status.startswith("20"):
+                data = self.json_api.connect(f"http://{environ['HTTP_HOST']}").get_object(
+                    Bucket=bucket, Key=key
+                )
+                crc = crc32c(data["Body"].read() + (b"!" if bucket.startswith(_LYING) else b"")).to_bytes(
+                    4, "big"
+                )
+                headers = [*headers, ("x-goog-hash", f"crc32c={base64.b64encode(crc).decode()}")]
+            return start_response(status, headers, *rest)
+
+        return start
 
     def _metadata(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """What a metadata server answers: google-auth asks whether it is one, who it speaks for, and for a token."""
@@ -185,11 +226,24 @@ class _Guard:
         start_response("200 OK", headers)
         return [body]
 
+    def _exchange(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """OAuth's token endpoint: a token for what the service account's key signed."""
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)).decode()
+        if not self._knows_token(dict(parse_qsl(body)).get("assertion", "")):
+            answer, status = '{"error": "invalid_grant"}', "400 Bad Request"
+        else:
+            given = {"access_token": self.token, "token_type": "Bearer", "expires_in": 3600}
+            answer, status = json.dumps(given), "200 OK"
+        data = answer.encode()
+        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data)))])
+        return [data]
+
     def _knows_token(self, authorization: str) -> bool:
         from google.auth import jwt
 
         try:
-            claims = jwt.decode(authorization.removeprefix("Bearer "), certs=self.public_key)
+            token = authorization.removeprefix("Bearer ")
+            claims = jwt.decode(token, certs=self.public_key, audience=None)
         except ValueError:  # GoogleAuthError's too
             return False
         return bool(claims["iss"] == _EMAIL)

@@ -43,6 +43,8 @@ class Repo:
     names: dict[str, str] = field(default_factory=dict)
     large: tuple[str, ...] = (".bin", ".safetensors")
     """Ends of the names of files that are in LFS."""
+    served: dict[str, bytes] = field(default_factory=dict)
+    """Bytes that are sent instead of those that the commit states."""
     gated: bool = False
     private: bool = False
 
@@ -80,6 +82,11 @@ class Hub:
     def sent(self) -> int:
         """Bytes of files that went out."""
         return sum(asked.sent for asked in (*self.requests, *self.cdn_requests))
+
+
+def git_id(data: bytes) -> str:
+    """What git calls a file of these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 @contextlib.contextmanager
@@ -158,6 +165,7 @@ class _HubHandler(_Handler):
         for pattern, act in (
             (r"/api/models/([^/]+/[^/]+)", self._info),
             (r"/api/models/([^/]+/[^/]+)/revision/(.+)", self._info),
+            (r"/api/models/([^/]+/[^/]+)/tree/([0-9a-f]{40})/(.+)", self._folder),
             (r"/api/models/([^/]+/[^/]+)/tree/(.+)", self._tree),
             (r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self._resolve),
             (r"/api/resolve-cache/models/([^/]+/[^/]+)/([^/]+)/(.+)", self._serve),
@@ -181,14 +189,25 @@ class _HubHandler(_Handler):
     def _info(self, match: re.Match[str], repo: Repo, commit: str, query: dict[str, list[str]]) -> None:
         self.send_json({"id": match[1], "modelId": match[1], "sha": commit, "siblings": [], "tags": []})
 
+    def _folder(self, match: re.Match[str], repo: Repo, commit: str, query: dict[str, list[str]]) -> None:
+        """One folder, which `HfFileSystem` looks into to describe a file."""
+        within = {
+            path: data for path, data in repo.commits[commit].items() if path.rpartition("/")[0] == match[3]
+        }
+        if not within:
+            return self._refuse(404, "EntryNotFound", f"{match[3]} does not exist")
+        return self._entries(repo, within, query)
+
     def _tree(self, match: re.Match[str], repo: Repo, commit: str, query: dict[str, list[str]]) -> None:
-        files = repo.commits[commit]
+        self._entries(repo, repo.commits[commit], query)
+
+    def _entries(self, repo: Repo, files: Mapping[str, bytes], query: dict[str, list[str]]) -> None:
         folders = {path.rpartition("/")[0] for path in files if "/" in path}
         entries: list[dict[str, object]] = [
             {"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(folders)
         ]
         for path, data in sorted(files.items()):
-            entry = {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            entry = {"type": "file", "path": path, "size": len(data), "oid": git_id(data)}
             if path.endswith(repo.large):
                 oid = hashlib.sha256(data).hexdigest()
                 entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": 130}
@@ -201,7 +220,7 @@ class _HubHandler(_Handler):
         self.send_json(entries[start : start + _PAGE], **more)
 
     def _resolve(self, match: re.Match[str], repo: Repo, commit: str, query: dict[str, list[str]]) -> None:
-        data = repo.commits[commit].get(match[3])
+        data = repo.served.get(match[3], repo.commits[commit].get(match[3]))
         if data is None:
             return self._refuse(404, "EntryNotFound", "Entry not found")
         stated = {"X_Repo_Commit": commit}
@@ -210,13 +229,13 @@ class _HubHandler(_Handler):
             return self.send(307, Location=there, **stated)
         signature = secrets.token_hex(8)
         self.hub.signatures[signature] = data
-        stated["X_Linked_Etag"] = f'"{hashlib.sha256(data).hexdigest()}"'
+        stated["X_Linked_Etag"] = f'"{hashlib.sha256(repo.commits[commit][match[3]]).hexdigest()}"'
         stated["X_Linked_Size"] = str(len(data))
         return self.send(302, Location=f"{self.hub.cdn}/blob?X-Signature={signature}", **stated)
 
     def _serve(self, match: re.Match[str], repo: Repo, commit: str, query: dict[str, list[str]]) -> None:
-        data = repo.commits[commit][match[3]]
-        self.send_file(data, ETag=f'"{hashlib.sha1(data).hexdigest()}"', X_Repo_Commit=commit)
+        data = repo.served.get(match[3], repo.commits[commit][match[3]])
+        self.send_file(data, ETag=f'"{git_id(data)}"', X_Repo_Commit=commit)
 
 
 class _CdnHandler(_Handler):

@@ -9,6 +9,8 @@ import contextlib
 import functools
 import json
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 _REPOSITORY = Path(__file__).parents[2]
 _LOG_PATH = "/_requests"  # no bucket may have an underscore in front
+_PAGED = "paged-"
+"""Buckets whose name begins so are listed by three objects a page."""
 _BROKEN_PATH = "/_broken/"
 _REGION = "us-east-1"
 
@@ -197,9 +201,13 @@ class _Counting:
     app: WSGIApplication
     served: list[Request] = field(default_factory=list)  # appending is atomic: no lock
     broken: set[str] = field(default_factory=set)
+    begun: int = 0
+    """Requests that are not answered to their end."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == _LOG_PATH:
+            self._wait_for_the_last()
             body = json.dumps([asdict(request) for request in self.served]).encode()
             if environ["REQUEST_METHOD"] == "DELETE":
                 self.served.clear()
@@ -214,7 +222,25 @@ class _Counting:
             return []
         return self._counted(environ, start_response)
 
+    def _wait_for_the_last(self) -> None:
+        """A client may have its answer before that was written down."""
+        deadline = time.monotonic() + 2
+        while self.begun and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def _counted(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        with self._lock:
+            self.begun += 1
+        try:
+            yield from self._served(environ, start_response)
+        finally:
+            with self._lock:
+                self.begun -= 1
+
+    def _served(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        if environ["PATH_INFO"].startswith(f"/{_PAGED}") and "list-type=2" in environ["QUERY_STRING"]:
+            for name in ("QUERY_STRING", "RAW_URI", "REQUEST_URI"):
+                environ[name] = f"{environ.get(name, '')}&max-keys=3"
         status: list[str] = []
 
         def remember_status(line: str, *rest: Any) -> Any:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import json
+import struct
+import subprocess
+import sys
+import types
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +20,10 @@ from llm_prefetch import ledger
 from llm_prefetch.serve import PrefetchCallback
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
+from llm_prefetch.store import NodeStore
 from tests.samples import make_published
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass
@@ -26,9 +36,10 @@ class EngineConfig:
 
 @dataclass
 class LLMConfig:
-    """Of Ray's `LLMConfig`, which imports vLLM, the one method that the callback uses; it gives the same each time."""
+    """Of Ray's `LLMConfig`, which imports vLLM, what the callback uses; the method gives the same each time."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def get_engine_config(self) -> EngineConfig:
         return self.engine
@@ -37,26 +48,75 @@ class LLMConfig:
 UNTOUCHED = EngineConfig()
 
 
+def safetensors(body: bytes = b"0123456789abcdef") -> bytes:
+    """A file of weights with one tensor."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}}).encode()
+    return struct.pack("<Q", len(header)) + header + body
+
+
+@dataclass
+class RaysDownload:
+    """Stands for Ray's node initialisation, which needs a cluster and imports vLLM."""
+
+    folder: Path
+    calls: int = 0
+    bring: Callable[[Path], None] | None = None
+    """Puts into the folder what Ray has downloaded; a whole model, if nothing is said."""
+    wait: Callable[[], Awaitable[Any]] | None = None
+
+    async def initialize_node(self, llm_config: LLMConfig) -> None:
+        self.calls += 1
+        if self.wait is not None:
+            await self.wait()
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "config.json").write_text("{}")
+        if self.bring is None:
+            (self.folder / "model.safetensors").write_bytes(safetensors())
+        else:
+            self.bring(self.folder)
+        llm_config.engine.hf_model_id = str(self.folder)
+
+
+@pytest.fixture(autouse=True)
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RaysDownload:
+    """What Ray downloads in this test, and whether it was asked to."""
+    download = RaysDownload(tmp_path / "downloaded")
+    name = "ray.llm._internal.serve.utils.node_initialization_utils"
+    module = types.ModuleType(name)
+    module.initialize_node = download.initialize_node  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, name, module)
+    return download
+
+
 @dataclass
 class Start:
     """One start of a replica and what it left."""
 
     callback: PrefetchCallback
+    ray: RaysDownload
 
     @property
     def engine(self) -> EngineConfig:
         return self.callback.llm_config.engine
 
     @property
+    def by_ray(self) -> bool:
+        """Whether Ray has downloaded, once, and the engine gets what it brought."""
+        return self.ray.calls == 1 and self.engine.hf_model_id == str(self.ray.folder)
+
+    @property
     def untouched(self) -> bool:
-        """Whether Ray goes on as if we were not there."""
-        return self.engine == UNTOUCHED and self.callback.ctx.run_init_node
+        """Whether nothing was done."""
+        return self.engine == UNTOUCHED and not self.ray.calls
 
     def run(self, then: Callable[[], Awaitable[Any]] | None = None) -> None:
-        """Call the hook as Ray does, in the task that then starts the engine (`then`)."""
+        """Call the hooks as Ray does, in the task that then starts the engine (`then`)."""
 
         async def start() -> None:
             await self.callback.run_callback("on_before_node_init")
+            if self.callback.ctx.run_init_node:
+                await self.ray.initialize_node(self.callback.llm_config)
+            await self.callback.run_callback("on_after_node_init")
             if then is not None:
                 await then()
 
@@ -71,7 +131,7 @@ class Start:
 
 
 @pytest.fixture
-def make() -> Callable[..., Start]:
+def make(ray: RaysDownload) -> Callable[..., Start]:
     """Make the callback as Ray does, with the arguments of the Serve YAML."""
 
     def make(*, raise_error_on_callback: bool = True, **kwargs: Any) -> Start:
@@ -82,7 +142,8 @@ def make() -> Callable[..., Start]:
                 raise_error_on_callback=raise_error_on_callback,
                 ctx_kwargs={"runtime_env": {"env_vars": {}}},
                 **kwargs,
-            )
+            ),
+            ray,
         )
 
     return make
@@ -111,3 +172,75 @@ def weights(staged):
 def rows(store) -> Callable[[str], list[dict[str, Any]]]:
     """The rows of one kind in the node's ledger."""
     return lambda kind: ledger.read(store, kind)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> dict[str, Any]:
+    """What `llama` launches with, at an origin."""
+    uri = make_published(tmp_path / "origin")
+    return {"deployment": "llama", "artifacts": [{"name": "weights", "uri": uri}]}
+
+
+def row(rows: Callable[[str], list[dict[str, Any]]]) -> tuple[str, str, list[str]]:
+    """Of the one start in the ledger: the verdict, the rung, and what came of each that was tried."""
+    [start] = rows("start")
+    return start["verdict"], start["rung"], [step["outcome"] for step in start["ladder"]]
+
+
+def refused(start: Start, match: str) -> str:
+    """Expect that no engine starts, for this reason."""
+    with pytest.raises(Exception, match=match) as caught:
+        start.run()
+    assert start.engine == UNTOUCHED
+    return str(caught.value)
+
+
+_STAGER = """
+import json, sys, time
+from pathlib import Path
+from llm_prefetch.leases import staging
+from llm_prefetch.spec import Spec
+from llm_prefetch.stage import stage
+from llm_prefetch.store import NodeStore
+from llm_prefetch.store import open_store
+store, spec = open_store(Path(sys.argv[1])), Spec.model_validate_json(sys.argv[2])
+with staging(store, spec.deployment):
+    print("staging", flush=True)
+    sys.stdin.readline()
+    stage(spec, store)
+    print("live", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def stager(store: NodeStore, spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A staging in another process, which goes on when it is given a line."""
+    argv = [sys.executable, "-c", _STAGER, str(store.root), Spec.model_validate(spec).model_dump_json()]
+    with subprocess.Popen(
+        argv, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "staging\n"
+        yield process
+        process.kill()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Let a staging take its next step."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def during(start: Start, step: Callable[[], object]) -> None:
+    """Run the start, and the step while the replica waits."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(start.callback.run_callback("on_before_node_init"))
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        step()
+        await task
+
+    asyncio.run(main())

@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import re
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 from ray import cloudpickle
-from ray.llm._internal.common.callbacks.base import CallbackBase, CallbackCtx
+from ray.llm._internal.common.callbacks.base import CallbackBase, CallbackConfig, CallbackCtx
+from ray.llm._internal.common.utils.import_utils import load_class
 
 from llm_prefetch import serve
 from llm_prefetch.errors import SpecError
+from llm_prefetch.serve.options import parse_options
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
 from llm_prefetch.store import open_store
-from tests.samples import as_after_reboot, as_nobody, make_published, only_record
+from tests.samples import as_nobody, make_published
 from tests.serve.conftest import UNTOUCHED
+from tests.serve.troubles import NO_STORE, TROUBLE
 
 LOGGER = "ray.serve.llm_prefetch"
 """Below Serve's own logger, so that the line reaches the replica's log."""
@@ -38,7 +44,17 @@ def test_it_is_a_callback_of_ray(make):
     assert isinstance(callback, CallbackBase)
     assert isinstance(callback.ctx, CallbackCtx)
     assert callback.ctx.runtime_env == {"env_vars": {}}
-    assert serve.__all__ == ["PrefetchCallback"]
+    assert [getattr(serve, name).__name__ for name in serve.__all__] == serve.__all__
+
+
+def test_it_may_be_named_in_every_way_that_ray_takes():
+    kind = serve.PrefetchCallback
+    assert load_class("llm_prefetch.serve.PrefetchCallback") is kind
+    for given in (kind, "llm_prefetch.serve.PrefetchCallback"):
+        config = CallbackConfig(callback_class=given, callback_kwargs={"deployment": "llama"})
+        assert cloudpickle.loads(cloudpickle.dumps(config)) == config
+    with pytest.raises(AttributeError, match="has no attribute 'PrefetchCallBack'"):
+        serve.PrefetchCallBack  # noqa: B018
 
 
 def test_a_hit_starts_the_engine_from_the_engine_path_and_skips_what_ray_would_do(make, staged, rows, log):
@@ -74,78 +90,16 @@ def test_the_root_may_be_named_in_the_yaml(make, staged, monkeypatch):
     assert not start.untouched
 
 
-def _missing(store, weights):
-    shutil.rmtree(store.root / "live")
-    (store.root / "live").mkdir()
-
-
-def _partial(store, weights):
-    weights.chmod(0o755)
-    (weights / "config.json").unlink()
-
-
-def _touched(store, weights):
-    (weights / "config.json").chmod(0o644)
-    (weights / "config.json").touch()
-
-
-def _stale(store, weights):
-    as_after_reboot(store, only_record(store))
-
-
-def _no_record(store, weights):
-    weights.with_suffix(".json").unlink()
-
-
-def _bundle_gone(store, weights):
-    for path in (store.root / "bundles").glob("*.json"):
-        path.unlink()
-
-
-def _nonsense_record(store, weights):
-    path = weights.with_suffix(".json")
-    path.write_text(path.read_text().replace('"config.json"', "5"))
-
-
-def _no_store(store, weights):
-    shutil.rmtree(store.root)
-
-
-def _unknown_layout(store, weights):
-    (store.root / "LAYOUT").write_text("99\n")
-
-
-def _file_for_a_store(store, weights):
-    shutil.rmtree(store.root)
-    store.root.write_text("")
-
-
-TROUBLE = {
-    "nothing live": (_missing, "MISSING", "nothing is live"),
-    "a file gone": (_partial, "PARTIAL", "config.json"),
-    "a file touched": (_touched, "CORRUPT", "config.json"),
-    "not proven since a reboot": (_stale, "STALE", "reboot"),
-    "no commit record": (_no_record, "MISSING", "no commit record"),
-    "no bundle": (_bundle_gone, "MISSING", "bundle is gone"),
-    "a record full of nonsense": (_nonsense_record, "MISSING", "the check failed"),
-}
-NO_STORE = {
-    "no store": (_no_store, "MISSING", "no node store here"),
-    "an unknown layout": (_unknown_layout, "MISSING", "layout '99'"),
-    "a file where the store should be": (_file_for_a_store, "MISSING", "a file is in the way"),
-}
-
-
 @pytest.mark.parametrize(
     ("break_it", "verdict", "reason"), (TROUBLE | NO_STORE).values(), ids=TROUBLE | NO_STORE
 )
-def test_anything_but_a_hit_leaves_ray_alone_and_says_why(
+def test_anything_but_a_hit_lets_ray_download_and_says_why(
     make, staged, weights, log, break_it, verdict, reason
 ):
     break_it(staged, weights)
     start = make(on_miss=["ray"])
     start.run()
-    assert start.untouched
+    assert start.by_ray
     [line] = _lines(log, logging.WARNING)
     assert f"llama is {verdict} on this node" in line
     assert reason in line
@@ -184,7 +138,7 @@ def test_a_failed_miss_is_a_row_too(make, store, rows):
 def test_with_raise_error_on_callback_off_even_a_failing_miss_goes_on_as_ray_does(make, store):
     start = make(on_miss=["fail"], raise_error_on_callback=False)
     start.run()
-    assert start.untouched
+    assert start.by_ray
 
 
 def test_a_store_that_this_user_may_not_read_is_a_miss(make, nobodys_folder, log):
@@ -192,8 +146,9 @@ def test_a_store_that_this_user_may_not_read_is_a_miss(make, nobodys_folder, log
     (nobodys_folder / "store" / "LAYOUT").write_text("1\n")
     start = make(root=str(nobodys_folder / "store"))
     with as_nobody():
+        start.ray.folder = nobodys_folder / "downloaded"
         start.run()
-    assert start.untouched
+    assert start.by_ray
     assert "not permitted" in _lines(log, logging.WARNING)[0]
 
 
@@ -220,7 +175,8 @@ def test_a_store_that_may_only_be_read_is_a_hit(make, readable, log, locks):
     with as_nobody():
         start.run()
     assert not start.untouched
-    assert _lines(log, logging.WARNING) == []
+    [line] = _lines(log, logging.WARNING)
+    assert "starting without a lease: not permitted" in line
     assert len([line for line in _lines(log, logging.DEBUG) if "without a lock" in line]) == (
         locks != "there"
     )
@@ -239,7 +195,7 @@ def test_without_a_home_and_a_root_it_is_a_miss(make, monkeypatch, log):
     monkeypatch.setenv("HOME", "~")  # what Python finds for a user id that nobody gave a home
     start = make()
     start.run()
-    assert start.untouched
+    assert start.by_ray
     assert "no home folder" in _lines(log, logging.WARNING)[0]
 
 
@@ -274,6 +230,10 @@ def test_a_named_model_that_is_not_there_is_an_error_and_no_other_is_taken(make,
         assert start.untouched
 
 
+def _spec_of(deployment):
+    return {"deployment": deployment, "artifacts": [{"name": "weights", "uri": "s3://bucket/x"}]}
+
+
 @pytest.mark.parametrize(
     ("kwargs", "path"),
     [
@@ -284,6 +244,22 @@ def test_a_named_model_that_is_not_there_is_an_error_and_no_other_is_taken(make,
         ({"on_miss": []}, "callback_kwargs.on_miss"),
         ({"on_miss": ["download"]}, "callback_kwargs.on_miss.0"),
         ({"on_miss": ["ray", "fail"]}, "callback_kwargs.on_miss"),
+        ({"on_miss": ["fail", "wait"]}, "callback_kwargs.on_miss"),
+        ({"on_miss": ["wait"]}, "callback_kwargs.on_miss"),
+        ({"on_miss": ["wait", "wait", "ray"]}, "callback_kwargs.on_miss: each rung may stand there once"),
+        ({"on_miss": ["stage", "ray"]}, "callback_kwargs.spec: on_miss names `stage`"),
+        ({"on_miss": ["prefect", "ray"]}, "callback_kwargs.deployment: on_miss names `prefect`"),
+        ({"deployment": "0dd4ffd6-b09c-4a3c-8bbb-5b7f9e6a6e0a"}, "callback_kwargs.deployment: a UUID"),
+        ({"prefect": {"deployment": "llama"}}, "callback_kwargs.prefect.deployment"),
+        ({"prefect": {"api_ur": "http://x"}}, "callback_kwargs.prefect.api_ur"),
+        ({"prefect": {"api_url": "prefect:4200"}}, "callback_kwargs.prefect.api_url"),
+        ({"deadlines": {"wait": 0}}, "callback_kwargs.deadlines.wait"),
+        ({"deadlines": {"wai": 5}}, "callback_kwargs.deadlines.wai"),
+        ({"budget_seconds": "inf"}, "callback_kwargs.budget_seconds"),
+        ({"spec": "specs/llama.yaml"}, "callback_kwargs.spec: not an absolute path"),
+        ({"spec": {"deployment": "llama"}}, "callback_kwargs.spec: artifacts: is missing"),
+        ({"spec": _spec_of("other")}, "callback_kwargs.spec.deployment: 'other' is not 'llama'"),
+        ({"parsers": {"reasonings": []}}, "callback_kwargs.parsers.reasonings"),
         ({"model": "../weights"}, "callback_kwargs.model"),
     ],
 )
@@ -291,7 +267,7 @@ def test_a_slip_in_the_yaml_fails_the_deployment_at_once_by_its_path(make, kwarg
     with pytest.raises(SpecError) as caught:
         make(**kwargs)
     assert f"callback_config.{path}" in str(caught.value)
-    assert "known: deployment, on_miss, model, root" in str(caught.value)
+    assert "known: deployment, on_miss, deadlines, budget_seconds, spec, prefect, model," in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -317,6 +293,7 @@ def test_ray_can_pickle_it_at_any_time(make, staged, pickler, when):
     [twin] = copies
     assert twin.options == start.callback.options
     assert twin.ctx.run_init_node is (when == "before")
+    assert twin._check == start.callback._check or when == "before"
     assert twin.llm_config == start.callback.llm_config or when == "before"
 
 
@@ -325,3 +302,31 @@ def test_nothing_that_could_not_travel_is_kept_on_the_instance(make, staged):
     before = set(vars(start.callback))
     start.run()
     assert set(vars(start.callback)) == before
+
+
+def test_a_secret_in_the_yaml_shows_in_no_message(make, caplog):
+    secret = {"api_key": "hunter2", "auth_string": "user:hunter2"}
+    start = make(deployment="stage/llama", on_miss=["prefect", "ray"], prefect=secret)
+    start.run()
+    assert "hunter2" not in repr(start.callback.options)
+    assert "hunter2" not in caplog.text
+    with pytest.raises(SpecError) as caught:
+        make(prefect={**secret, "api_key": ["hunter2"]})
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__context__ is None or "hunter2" not in str(caught.value.__cause__)
+
+
+def test_without_anything_said_a_miss_waits_for_a_staging_and_then_lets_ray_download(make, rows):
+    assert make().callback.options.on_miss == ("wait", "ray")
+
+
+def test_every_policy_in_the_guide_is_valid():
+    guide = Path(__file__).parents[2] / "docs" / "how-to" / "replica-fallbacks.md"
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", guide.read_text(), re.DOTALL)]
+    ladders = [parse_options(block["callback_kwargs"]).on_miss for block in blocks]
+    assert ladders == [
+        ("fail",),
+        ("wait", "ray"),
+        ("wait", "stage", "fail"),
+        ("wait", "prefect", "stage", "ray"),
+    ]

@@ -39,8 +39,10 @@ def test_a_whole_hit_loads_nothing_heavy_either(staged):
     loaded = _python(
         "import asyncio, sys, ray, pydantic; before = set(sys.modules);"
         "from llm_prefetch.serve import PrefetchCallback as C; from types import SimpleNamespace as S;"
-        "engine = S(); c = C(S(get_engine_config=lambda: engine), deployment='llama');"
+        "engine = S();"
+        "c = C(S(get_engine_config=lambda: engine, engine_kwargs={}), deployment='llama');"
         "asyncio.run(c.run_callback('on_before_node_init'));"
+        "asyncio.run(c.run_callback('on_after_node_init'));"
         f"print(c.ctx.run_init_node, [name for name in {FORBIDDEN!r} if name in set(sys.modules) - before])"
     )
     assert loaded == "False []"
@@ -56,7 +58,9 @@ def test_the_documented_module_is_used_where_ray_has_it(tmp_path):
     for folder in ("ray", "ray/serve", "ray/serve/llm"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").write_text("")
-    (tmp_path / "ray/serve/llm/callbacks.py").write_text("class CallbackBase: pass\n")
+    (tmp_path / "ray/serve/llm/callbacks.py").write_text(
+        "class CallbackBase: pass\nclass CallbackCtx: pass\n"
+    )
     base = _python(
         "from llm_prefetch.serve import PrefetchCallback as C; print(C.__mro__[1].__module__)", tmp_path
     )

@@ -101,7 +101,7 @@ def test_a_miss_holds_nothing(make, staged, weights, other, on_miss):
     start = make(on_miss=[on_miss], raise_error_on_callback=False)
     start.run(start_engine)
     assert held == [False]
-    assert start.untouched
+    assert start.by_ray
 
 
 def test_an_error_after_the_check_lets_go_when_the_start_ends(make, staged, other):

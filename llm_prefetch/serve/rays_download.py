@@ -1,0 +1,76 @@
+"""The rung `ray`: Ray downloads as if we were not there, then our check decides whether the engine may start on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from llm_prefetch.errors import FallbackError
+from llm_prefetch.serve.downloaded import check_download
+from llm_prefetch.serve.ladder import Note
+from llm_prefetch.serve.ray_api import node_initialization
+
+_TOKENIZER_ONLY = "TOKENIZER_ONLY"
+_ALL = "MODEL_AND_TOKENIZER"
+
+
+async def download(llm_config: Any, ctx: Any, note: Note) -> str:  # noqa: ANN401 (Ray's; importing them imports vLLM)
+    """Do what Ray would do after this hook, here, where it has a deadline; what came of it.
+
+    A Ray that keeps its node initialisation elsewhere does it itself, and `accept` has the last word.
+
+    Raises:
+        FallbackError: what it brought is not a whole model.
+    """
+    if not ctx.run_init_node:
+        return "another callback does without Ray's download"
+    initialize = node_initialization()
+    if initialize is None:
+        return "left to Ray"
+    note.describe = lambda: "Ray initialises the nodes and downloads what they lack"
+    await initialize(llm_config)
+    how = await accept(llm_config, ctx, note)
+    ctx.run_init_node = False
+    return how
+
+
+async def accept(llm_config: Any, ctx: Any, note: Note | None = None) -> str:  # noqa: ANN401
+    """Pass if the engine may start on what Ray gives it; how that is known.
+
+    Raises:
+        FallbackError: it may not.
+        ManifestError: the manifest in what was downloaded cannot be read.
+    """
+    engine = llm_config.get_engine_config()
+    source, what = engine.hf_model_id, getattr(ctx.worker_node_download_model, "name", _ALL)
+    mirror = engine.mirror_config
+    if mirror is None:
+        return f"nothing was to be downloaded: the engine gets {source!r}"
+    if source is None or not os.path.isdir(source):  # noqa: ASYNC240, PTH112 (one stat; a model id is no path)
+        if what == _ALL:
+            raise FallbackError(
+                "Ray has downloaded no model",
+                where=str(getattr(mirror, "bucket_uri", mirror)),
+                hint="see the replica's log for Ray's reason",
+            )
+        return f"no model was to be downloaded: the engine gets {source!r}"
+    if what == _TOKENIZER_ONLY:
+        return f"only the tokenizer was to be downloaded, to {source}"
+    began, read = time.monotonic(), [0]
+
+    def advance(count: int) -> None:
+        read[0] += count
+
+    if note is not None:
+        note.describe = lambda: (
+            f"reads what Ray downloaded: {read[0] / 1e9:.1f} GB, "
+            f"{read[0] / 1e6 / max(time.monotonic() - began, 1e-9):.0f} MB/s"
+        )
+    weights = what == _ALL and getattr(engine, "engine_kwargs", {}).get("load_format") != "dummy"
+    how = await asyncio.to_thread(check_download, Path(source), weights=weights, advance=advance)
+    return (
+        f"Ray's download to {source} may be used: {how}; it is not committed, stage it for the next replica"
+    )

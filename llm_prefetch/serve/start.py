@@ -1,0 +1,202 @@
+"""One start of a replica: its check, the lock and the lease that it holds, and its rows in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_prefetch import ledger
+from llm_prefetch.errors import DiskError, LockTimeoutError, PrefetchError, SpecError
+from llm_prefetch.leases import hold
+from llm_prefetch.live import DeploymentCheck, check_deployment, start_lock
+from llm_prefetch.record import Verdict
+from llm_prefetch.serve.metrics import count_start
+from llm_prefetch.serve.start_log import startup_phases
+from llm_prefetch.store import NodeStore, acquire, open_store, release
+
+if TYPE_CHECKING:
+    from llm_prefetch.serve.ladder import Attempt
+    from llm_prefetch.serve.options import CallbackOptions
+    from llm_prefetch.serve.start_phases import Step
+
+# Serve writes what is logged below its own name into the replica's log.
+_log = logging.getLogger("ray.serve.llm_prefetch")
+_LOCK_SECONDS = 5.0
+_REASON_CHARACTERS = 500
+
+
+class Start:
+    """Holds a lock that keeps a switch away until the engine is up, and a lease until the process ends."""
+
+    def __init__(self, options: CallbackOptions, replica: str = "") -> None:
+        """Nothing is looked at yet."""
+        self.options = options
+        self.replica = replica
+        self.id = uuid.uuid4().hex[:12]
+        self.store: NodeStore | None = None
+        self.steps: list[Step] = []
+        """What this start did by our own clock: name, wall time and seconds."""
+        self._began_wall = time.time()
+        self._began = self._checked = time.monotonic()
+        self._told: tuple[str, str, float] | None = None
+        self._seconds = 0.0
+        self._lock = self._lease = -1
+
+    @property
+    def where(self) -> str:
+        """The root of the store, as far as it is known."""
+        return str(self.store.root if self.store else self.options.root or "LLM_PREFETCH_ROOT")
+
+    @property
+    def milliseconds(self) -> float:
+        """How long the last check took."""
+        return self._seconds * 1000
+
+    def check(self) -> DeploymentCheck:
+        """The quick check, under the lock that keeps a switch away; nothing that is wrong with the store is raised.
+
+        On a hit the lock is kept, and there is a lease on the generation.
+        """
+        began = time.monotonic()
+        check = self._answer(locked=True)
+        if check.ready:
+            self._take_lease(check)
+        else:
+            self._let_go()
+        self._checked = time.monotonic()
+        self._seconds = self._checked - began
+        self.steps.append(("verify", time.time() - self._seconds, self._seconds))
+        return check
+
+    def peek(self) -> bool:
+        """Whether the node is ready now; holds nothing."""
+        return self._answer(locked=False).ready
+
+    def engine_path(self, check: DeploymentCheck) -> os.PathLike[str]:
+        """The engine path of the bundle's model.
+
+        Raises:
+            SpecError: the bundle holds no model, or several and `model` does not say which.
+        """
+        assert self.store is not None  # noqa: S101 (a hit comes from a store)
+        models = [member.name for member in check.members if member.kind == "model"]
+        if self.options.model in models:
+            models = [self.options.model]
+        if len(models) != 1 or self.options.model not in (None, models[0]):
+            raise SpecError(
+                f"which model? {check.deployment} holds {', '.join(models) or 'none'}",
+                where="callback_config.callback_kwargs.model",
+                hint="name one artifact of kind model",
+            )
+        return self.store.engine_path(check.deployment, models[0])
+
+    def record(self, first: DeploymentCheck, bundle: str, rung: str, attempts: Sequence[Attempt]) -> None:
+        """The ledger's row: what the `first` check said, and the rung that the replica starts by."""
+        self.steps += [(attempt.rung, attempt.began, attempt.seconds) for attempt in attempts]
+        self._told = (first.verdict, rung, self.steps[0][2])
+        if self.store is not None:
+            ledger.append(
+                self.store,
+                "start",
+                start=self.id,
+                replica=self.replica,
+                deployment=first.deployment,
+                bundle=bundle,
+                verdict=first.verdict,
+                reason=first.reason,
+                rung=rung,
+                seconds=round(self._seconds, 6),
+                ladder=[
+                    {"rung": attempt.rung, "outcome": attempt.outcome, "seconds": attempt.seconds}
+                    for attempt in attempts
+                ],
+            )
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """The engine is ready or its start has failed: let a switch happen again, and write it down.
+
+        The event loop calls this, so nothing may be raised.
+        """
+        try:
+            self._let_go()
+            outcome = _outcome(task)
+            if outcome != "ready":
+                self._end_lease()
+            took = time.monotonic() - self._began
+            seconds = round(time.monotonic() - self._checked, 3)
+            phases = startup_phases(self._began_wall, self._began_wall, self.steps)
+            if self.store is not None:
+                ledger.append(self.store, "engine", start=self.id, outcome=outcome, seconds=seconds, **phases)
+            if self._told is not None:
+                count_start(*self._told, took if outcome == "ready" else None, self.options.live_name)
+        except Exception:  # noqa: BLE001
+            _log.exception("llm-prefetch: the end of start %s is not in the ledger", self.id)
+
+    def _answer(self, *, locked: bool) -> DeploymentCheck:
+        name = self.options.live_name
+        try:
+            self.store = open_store(self.options.root)
+            if locked and self._lock < 0:
+                self._lock = self._share(start_lock(self.store, name))
+            return check_deployment(self.store, name)
+        except PrefetchError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"the store cannot be read: {error}"
+        except Exception as error:  # noqa: BLE001 (whatever lies there, it must not keep a replica from its fallback)
+            _log.log(
+                logging.ERROR if locked else logging.DEBUG,
+                "llm-prefetch: the check of %s failed", name, exc_info=error,
+            )  # fmt: skip
+            reason = f"the check failed: {error!r}"
+        return DeploymentCheck(name, "", Verdict.MISSING, reason, (), ())
+
+    def _take_lease(self, check: DeploymentCheck) -> None:
+        """While the lock keeps a switch away: a live generation is not deleted, so there is no gap."""
+        if self.store is None or self._lease >= 0:
+            return
+        try:
+            self._lease = hold(self.store, check.bundle, deployment=check.deployment, replica=self.replica)
+        except DiskError as error:
+            _log.warning("llm-prefetch: starting without a lease: %s", error)
+
+    @staticmethod
+    def _share(lock: Path) -> int:
+        """Keep a switch away; where no lock can be had the start goes on without, as no check rests on it.
+
+        Raises:
+            LockTimeoutError: a switch is in progress and does not end.
+        """
+        try:
+            return acquire(lock, shared=True, seconds=_LOCK_SECONDS, waiting_for="a switch of generations")
+        except LockTimeoutError:
+            raise
+        except DiskError as error:  # a store that this user may only read, or a full disk
+            _log.debug("llm-prefetch: starting without a lock: %s", error)
+            return -1
+
+    def _let_go(self) -> None:
+        fd, self._lock = self._lock, -1
+        if fd >= 0:
+            release(fd)
+
+    def _end_lease(self) -> None:
+        fd, self._lease = self._lease, -1
+        if fd >= 0:
+            release(fd)
+
+
+def _outcome(task: asyncio.Task[Any]) -> str:
+    if task.cancelled():
+        return "cancelled"
+    error = task.exception()
+    if error is None:
+        return "ready"
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"failed: {reason[:_REASON_CHARACTERS]}"

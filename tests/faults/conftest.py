@@ -1,0 +1,194 @@
+"""A bucket behind a proxy that misbehaves, what is in it, and what must hold of the node store in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llm_prefetch import manifest as manifests
+from llm_prefetch.live import check_deployment, current_bundle
+from llm_prefetch.record import Verdict, records
+from llm_prefetch.spec import Spec
+from llm_prefetch.stage import StageReport, stage
+from llm_prefetch.store import NodeStore
+from llm_prefetch.verify import full_check
+from tests.real.fault_proxy import FaultProxy, fault_proxy
+from tests.real.s3 import S3Server, s3_server
+from tests.samples import make_manifest, make_spec, tree
+
+CHUNK = 64 * 2**10
+RANDOM = random.Random(3)
+FILES: Mapping[str, bytes] = {
+    "config.json": RANDOM.randbytes(700),
+    "empty": b"",
+    "model 1+ü%.safetensors": RANDOM.randbytes(5 * CHUNK + 123),
+    "sub/model-2.safetensors": RANDOM.randbytes(4 * CHUNK),
+}
+WEIGHTS = "model-2"
+"""Is in the path of one file."""
+BUCKET = "faults"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[S3Server]:
+    with s3_server() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@dataclass
+class Sick:
+    """Files at an origin behind a proxy, and a node that stages them."""
+
+    proxy: FaultProxy
+    s3: S3Server
+    store: NodeStore
+    prefix: str
+    kind: str
+    """`published` with a manifest; `listed` without; `web`: published, and read over plain HTTP without a listing."""
+    files: dict[str, bytes] = field(default_factory=lambda: dict(FILES))
+    """What the prefix holds."""
+
+    @property
+    def published(self) -> bool:
+        return self.kind != "listed"
+
+    @property
+    def uri(self) -> str:
+        at = f"{self.proxy.endpoint}/" if self.kind == "web" else "s3://"
+        return f"{at}{BUCKET}/{self.prefix}"
+
+    @property
+    def spec(self) -> Spec:
+        return make_spec(self.uri)
+
+    def write_spec(self, folder: Path) -> Path:
+        """The same, in a file."""
+        path = folder / "spec.yaml"
+        artifacts = [{"name": "weights", "uri": self.uri}]
+        path.write_text(yaml.safe_dump({"deployment": "llama", "artifacts": artifacts}))
+        return path
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object behind everybody's back."""
+        self._put(path, data)
+        self.files[path] = data
+
+    def delete(self, path: str) -> None:
+        """Delete one the same way."""
+        self.s3.delete(BUCKET, f"{self.prefix}/{path}")
+        del self.files[path]
+
+    def publish(self) -> None:
+        """Put the manifest beside what is there."""
+        self._put(manifests.PATH, make_manifest(self.files, CHUNK).to_json())
+
+    def _put(self, path: str, data: bytes) -> None:
+        # Public, for `web` has no credentials.
+        self.s3.client.put_object(Bucket=BUCKET, Key=f"{self.prefix}/{path}", Body=data, ACL="public-read")
+
+    def stage(self, **options: Any) -> StageReport:
+        return stage(self.spec, self.store, **options)
+
+    def asked(self, path: str) -> list[float]:
+        """When ranges of a file were asked for."""
+        return [request.at for request in self.proxy.requests if request.range and path in request.path]
+
+    # --- what must hold ---
+
+    def assert_right(self) -> None:
+        """What is at the origin is live, to the byte."""
+        check = check_deployment(self.store, "llama", full=True)
+        assert check.verdict is Verdict.HIT, check.reason
+        assert tree(self.store.engine_path("llama", "weights").resolve()) == self.files
+
+    def assert_nothing_committed(self) -> None:
+        """Not a byte counts, and nothing is live."""
+        assert list(records(self.store)) == []
+        assert current_bundle(self.store, "llama") is None
+
+    def assert_nothing_wrong(self, *allowed: Mapping[str, bytes]) -> None:
+        """What passes a full check is what the origin held at one moment."""
+        for record in records(self.store):
+            if full_check(self.store, record.name, record.version).ready:
+                assert tree(self.store.artifact(record.name, record.version)) in [self.files, *allowed]
+
+    def assert_heals(self) -> None:
+        """Without the fault, staging again succeeds."""
+        self.proxy.mend()
+        self.stage()
+        self.assert_right()
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Few tries, so that a fault that stays is soon told."""
+    monkeypatch.setenv("LLM_PREFETCH_ATTEMPTS", "3")
+    monkeypatch.setenv("LLM_PREFETCH_CONCURRENCY", "4")
+    monkeypatch.setenv("LLM_PREFETCH_STALL_SECONDS", "10")
+    return monkeypatch
+
+
+@pytest.fixture
+def quick(settings: pytest.MonkeyPatch) -> None:
+    """Little patience, for tests in which nothing comes."""
+    settings.setenv("LLM_PREFETCH_STALL_SECONDS", "0.5")
+
+
+@pytest.fixture
+def no_worker_left() -> Iterator[None]:
+    """After the test no thread of a transfer is left."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("transfer"):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(params=["published", "listed"])
+def origin(request, s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    """The files with a manifest, and without."""
+    with _sick(request.param, s3_process, store, settings) as sick:
+        yield sick
+
+
+@pytest.fixture(params=["published", "listed", "web"])
+def anywhere(request, s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    """The same, and the web."""
+    with _sick(request.param, s3_process, store, settings) as sick:
+        yield sick
+
+
+@pytest.fixture
+def published(s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    with _sick("published", s3_process, store, settings) as sick:
+        yield sick
+
+
+@pytest.fixture
+def listed(s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    with _sick("listed", s3_process, store, settings) as sick:
+        yield sick
+
+
+@contextlib.contextmanager
+def _sick(kind: str, s3: S3Server, store: NodeStore, settings: pytest.MonkeyPatch) -> Iterator[Sick]:
+    with fault_proxy(s3.endpoint) as proxy:
+        for name, value in {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
+            settings.setenv(name, value)
+        sick = Sick(proxy, s3, store, f"{kind}-{next(_numbers)}", kind)
+        for path, data in FILES.items():
+            sick.put(path, data)
+        if sick.published:
+            sick.publish()
+        yield sick
