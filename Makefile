@@ -23,7 +23,7 @@ help:
 	@echo 'make demo    the whole product on this machine, with real parts'
 	@echo 'make test    all tests; ARGS="-k name" is handed to pytest'
 	@echo 'make check   format, lint, spelling, types, layers and unit tests, in under a minute'
-	@echo 'make bench   the numbers that the README and the ADRs quote'
+	@echo 'make bench   the numbers that the README and the ADRs quote; QUICK=1 tries it, ONLY="publish resume" selects'
 	@echo 'make format  put the code in the shape that check asks for'
 	@echo 'make lock    write requirements/*.txt anew; ARGS=--upgrade lifts the pins'
 	@echo 'make clean   remove all that these commands made, .venv too'
@@ -49,8 +49,9 @@ check: .venv/.base
 	$(BIN)/lint-imports --no-logo
 	@echo 'pytest -n auto -m "$(UNIT)"'; $(RUN) -m pytest -q -n auto -m "$(UNIT)" $(ARGS)
 
+# Half an hour and 16 GB of disk; ARGS=--write puts the tables and the plot into docs.
 bench: .venv/.base
-	@$(RUN) -m tests.bench $(ARGS)
+	@$(RUN) -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 format: .venv/.base
 	$(BIN)/ruff check --fix-only .

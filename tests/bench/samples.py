@@ -17,22 +17,34 @@ _BLOCK = 16 * 2**20
 def publish_random(folder: Path, sizes: Sequence[int]) -> Manifest:
     """Files of `sizes` bytes with a manifest beside them; what is there from an earlier run is kept."""
     path = folder / manifests.PATH
-    paths = [f"model-{number:05d}.safetensors" for number in range(len(sizes))]
     if path.exists():
         found = manifests.parse_manifest(path.read_bytes(), str(path))
         if [file.size for file in found.files] == list(sizes):
             return found
     folder.mkdir(parents=True, exist_ok=True)
-    block = bytearray(os.urandom(_BLOCK))
+    for number, size in enumerate(sizes):
+        write_random(folder / f"model-{number:05d}.safetensors", size)
+    return seal(folder)
+
+
+def write_random(path: Path, size: int) -> None:
+    """A file in which no two chunks are equal."""
+    block = bytearray(os.urandom(min(_BLOCK, size)))
+    with path.open("wb") as file:
+        for at in range(0, size, _BLOCK):
+            block[:32] = os.urandom(32)
+            file.write(block[: size - at])
+
+
+def seal(folder: Path) -> Manifest:
+    """Write the manifest of the files in `folder`."""
     entries = []
-    for name, size in zip(paths, sizes, strict=True):
-        with (folder / name).open("wb") as file:
-            for at in range(0, size, _BLOCK):
-                block[:32] = os.urandom(32)  # no two chunks are equal
-                file.write(block[: size - at])
-        digests = [hash_range(folder / name, at, CHUNK_BYTES) for at in range(0, size, CHUNK_BYTES)]
-        entries.append(FileEntry(name, size, tuple(digests)))
+    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+        size = file.stat().st_size
+        digests = [hash_range(file, at, CHUNK_BYTES) for at in range(0, size, CHUNK_BYTES)]
+        entries.append(FileEntry(file.name, size, tuple(digests)))
     manifest = Manifest(tuple(entries))
+    path = folder / manifests.PATH
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(manifest.to_json())
     return manifest
