@@ -82,14 +82,15 @@ def open_beneath(root_fd: int, path: str, flags: int) -> int:
         OSError: the disk refused.
     """
     parent, _, name = path.rpartition("/")
-    folder_fd = open_folder_beneath(root_fd, parent)
+    folder_fd = open_folder_beneath(root_fd, parent) if parent else root_fd
     try:
         # Not blocking, or a pipe in the way would hold us for ever.
         fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644, dir_fd=folder_fd)
     except OSError as error:
         raise _as_unsafe(error, path) from error
     finally:
-        os.close(folder_fd)
+        if folder_fd != root_fd:
+            os.close(folder_fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise _in_the_way(path)

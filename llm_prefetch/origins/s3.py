@@ -39,6 +39,7 @@ class S3Origin(ObjectStoreOrigin):
     extra = "s3"
     access_hint = "check AWS_* or the role of this node"
     network_hint = "check AWS_ENDPOINT_URL and the network"
+    signs_in_parallel = True
 
     def __init__(self, uri: str) -> None:
         """Take `s3://[anonymous@]bucket/prefix`; nothing is asked of the origin yet."""

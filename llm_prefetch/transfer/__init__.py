@@ -38,13 +38,13 @@ def transfer(
         UnsafePathError: something in `tree` is in the way.
         DiskError: the disk refused.
     """
-    files = PartialFiles(plan)
+    files = PartialFiles(plan, tree)
     try:
-        inodes = files.prepare(tree)
+        files.prepare()
     except OSError as error:
         raise disk_error(error, str(tree)) from error
     most = min(settings.CONCURRENCY.get(), len(plan.chunks))
     if most:
         retries = Retries(len(plan.chunks), most)
         Crew(Job(plan, files, journal, progress, throttle, retries, stop), most).work()
-    return inodes
+    return files.inodes

@@ -199,7 +199,8 @@ def test_a_symbolic_link_in_the_way_is_never_written_through(store, tmp_path, wh
     with raises(UnsafePathError, 5):
         stage_source(store, source)
     assert no_record(store)
-    assert source.origin.reads == []
+    where = {"file": "config.json", "folder": "layers/", "tree": ""}[what]
+    assert not [read for read in source.origin.reads if read.path.startswith(where)]
     assert victim.read_bytes() == b"precious" if what == "file" else tree(victim) == {}
 
 
@@ -211,7 +212,7 @@ def test_a_symbolic_link_that_is_set_during_the_transfer_is_not_followed(store, 
     last = store.partial(source.key) / "tree/layers/1/weights.bin"
 
     def fault(read):
-        if read.path == "config.json":
+        if read.path == "layers/1/weights.bin" and read.start == 0:
             last.unlink()
             last.symlink_to(victim)
 
