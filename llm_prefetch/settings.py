@@ -84,7 +84,7 @@ CONCURRENCY = Setting(
     "LLM_PREFETCH_CONCURRENCY",
     "64",
     _positive_int,
-    "Most ranges in flight on one node; it starts with 16 and adds more while that brings more bytes.",
+    "Most ranges in flight on one node; it starts with 4 and adds more while that brings more bytes.",
 )
 STALL_SECONDS = Setting(
     "LLM_PREFETCH_STALL_SECONDS",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 
-START = 16
-"""Ranges at first: what fills two cores from a near origin (docs/explanation/transfer-performance.md)."""
+START = 4
+"""Ranges at first: what fills a machine from a near origin. More threads only hand the interpreter to and fro, which
+halved the rate over TLS (docs/explanation/transfer-performance.md)."""
 WINDOW_SECONDS = 1.0
 """How long the rate is measured before the next step."""
-_STEP = 1.5
+_STEP = 2
 _WORTH_IT = 1.1
 _REST_WINDOWS = 10
 _BUSY = 0.85
