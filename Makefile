@@ -4,6 +4,8 @@
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 UNIT := not (engine or ray or prefect or cloud or browser or gpu)
+# Two workers, each file in one of them, so that what a file shares is started once; long files first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 # The console scripts that tests start (ray, prefect, moto_server, s5cmd) come from .venv.
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
@@ -39,7 +41,7 @@ test: .venv/.base
 	if [ "$$engine" = no ] && [ "$${CI:-}" = true ] && [ "$${LLM_PREFETCH_ALLOW_NO_ENGINE:-}" != 1 ]; then \
 		echo 'test: in CI the engine must be there; LLM_PREFETCH_ALLOW_NO_ENGINE=1 allows its absence' >&2; exit 1; fi; \
 	if [ "$$engine" = no ]; then set -- -m 'not engine'; else set --; fi; \
-	$(RUN) -m pytest "$$@" $(ARGS)
+	$(RUN) -m pytest $(TWO) "$$@" $(ARGS)
 
 check: .venv/.base
 	$(BIN)/ruff check .

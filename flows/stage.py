@@ -33,6 +33,7 @@ from llm_prefetch.cluster import (
 )
 from llm_prefetch.errors import ClusterError, PrefetchError
 from llm_prefetch.progress import PercentOfNodes, Snapshot
+from llm_prefetch.redact import redact_text
 from llm_prefetch.spec import Spec
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class _Running:
         except PrefetchError as error:
             return NodeReport(self._node, error=error)
         except Exception as error:  # noqa: BLE001 (whatever Prefect makes of a task run; the other nodes go on)
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = redact_text(str(error).strip().partition("\n")[0]) or type(error).__name__
             failed = ClusterError(
                 f"the task run failed: {reason}", where=self._node.address, hint="see the log of the task run"
             )

@@ -14,8 +14,9 @@ import io
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,10 +35,12 @@ from llm_prefetch.errors import (
 )
 from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
 from llm_prefetch.origins import ObjectInfo, Origin, open_origin
+from llm_prefetch.origins.asking import ask, wait_for
 from llm_prefetch.origins.stated import Hasher, check, find_stated, foresee, new_hasher
 from llm_prefetch.paths import check_paths
 from llm_prefetch.progress import NoProgress, Progress
 from llm_prefetch.redact import redact
+from llm_prefetch.stop import Stop
 
 ETAGS_PATH = f"{manifests.FOLDER}/etags.json"
 """Beside the manifest: the etag of each object as it was published, so that publishing again knows it."""
@@ -72,56 +75,71 @@ def publish(
         DigestError: the origin states another digest than what was sent has.
         OriginError: the origin refused.
     """
-    progress = progress or NoProgress()
-    origin = open_origin(uri)
+    progress, ended = progress or NoProgress(), threading.Event()
+    stop = Stop(ended)
+    origin = ask(lambda: open_origin(uri), stop)
     try:
         paths = _files(source)
         sizes = {path: (source / path).stat().st_size for path in paths}
     except OSError as error:
         raise _unreadable(error, source) from error
     progress.start("publish", sum(sizes.values()))
-    stop = threading.Event()
-    there = {} if dry_run else _published(origin, uri)
+    there = {} if dry_run else _published(origin, uri, stop)
     kept: set[str] = set()
     made: dict[str, str] = {}
 
     def upload(path: str) -> FileEntry:
         known, etag = there.get(path, (None, ""))
         # By its etag too: an upload that was cut short may have left other bytes of the same size.
-        if known is not None and known.size == sizes[path] and etag and etag == _etag(origin, path):
-            entry, _ = _upload(source, path, sizes[path], origin, progress, stop, dry_run=True)
+        if known is not None and known.size == sizes[path] and etag and etag == _etag(origin, path, stop):
+            entry, _ = _upload(source, path, sizes[path], origin, progress, ended, dry_run=True)
             if entry == known:
                 kept.add(path)
                 made[path] = etag
                 return entry
             progress.advance(-sizes[path])
-        entry, made[path] = _upload(source, path, sizes[path], origin, progress, stop, dry_run=dry_run)
+        entry, made[path] = _upload(source, path, sizes[path], origin, progress, ended, dry_run=dry_run)
         return entry
 
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="publish") as pool:
-        try:
-            entries = list(pool.map(upload, paths))
-        except BaseException:  # Ctrl-C too: the other uploads may have many GB to go
-            stop.set()
-            raise
+    with _threads(_WORKERS, ended) as pool:
+        entries = list(pool.map(upload, paths))
     manifest = Manifest(tuple(entries))
     if not dry_run:
-        etags = _check_etags(origin, uri, made)
+        with _threads(_LOOKS, ended) as pool:
+            etags = _check_etags(pool, origin, uri, made, stop)
         for path, body in (
             (ETAGS_PATH, manifests.canonical_json(etags)),
             (manifests.PATH, manifest.to_json()),
         ):
-            origin.write(path, io.BytesIO(body), len(body))
+            _write(origin, path, body, stop)
     return PublishReport(uri, manifest.version, len(entries), manifest.total_bytes, len(kept))
 
 
-def _published(origin: Origin, uri: str) -> dict[str, tuple[FileEntry, str]]:
+@contextmanager
+def _threads(count: int, ended: threading.Event) -> Iterator[ThreadPoolExecutor]:
+    """Threads whose work ends when that of one fails, or on Ctrl-C: the others may have many GB to go."""
+    with ThreadPoolExecutor(count, thread_name_prefix="publish") as pool:
+        try:
+            yield pool
+        except BaseException:
+            ended.set()
+            raise
+
+
+def _write(origin: Origin, path: str, body: bytes, stop: Stop) -> None:
+    ask(lambda: origin.write(path, io.BytesIO(body), len(body)), stop)
+
+
+def _published(origin: Origin, uri: str, stop: Stop) -> dict[str, tuple[FileEntry, str]]:
     """What was published before, by path: the entry in the manifest and the etag that the object had then."""
     try:
-        if origin.stat(manifests.PATH) is None or origin.stat(ETAGS_PATH) is None:
+        if not all(ask(partial(origin.stat, path), stop) for path in (manifests.PATH, ETAGS_PATH)):
             return {}
-        found = manifests.parse_manifest(origin.read(manifests.PATH, manifests.MAX_MANIFEST_BYTES), uri)
-        etags = json.loads(origin.read(ETAGS_PATH, manifests.MAX_MANIFEST_BYTES))
+        body, noted = (
+            ask(partial(origin.read, path, manifests.MAX_MANIFEST_BYTES), stop)
+            for path in (manifests.PATH, ETAGS_PATH)
+        )
+        found, etags = manifests.parse_manifest(body, uri), json.loads(noted)
     except (ManifestError, UnsafePathError, ValueError):
         return {}
     if found.chunk_bytes != CHUNK_BYTES or not isinstance(etags, dict):
@@ -129,10 +147,11 @@ def _published(origin: Origin, uri: str) -> dict[str, tuple[FileEntry, str]]:
     return {file.path: (file, str(etags.get(file.path, ""))) for file in found.files}
 
 
-def _check_etags(origin: Origin, uri: str, made: Mapping[str, str]) -> dict[str, str]:
+def _check_etags(
+    pool: ThreadPoolExecutor, origin: Origin, uri: str, made: Mapping[str, str], stop: Stop
+) -> dict[str, str]:
     """The etag of every object now, which must be the one that its upload got, where that is known."""
-    with ThreadPoolExecutor(_LOOKS, thread_name_prefix="publish") as pool:
-        found = dict(zip(made, pool.map(lambda path: _etag(origin, path), made), strict=True))
+    found = dict(zip(made, pool.map(lambda path: _etag(origin, path, stop), made), strict=True))
     for path, etag in made.items():
         if etag and etag != found[path]:
             raise OriginChangedError(
@@ -143,8 +162,8 @@ def _check_etags(origin: Origin, uri: str, made: Mapping[str, str]) -> dict[str,
     return found
 
 
-def _etag(origin: Origin, path: str) -> str:
-    info = origin.stat(path)
+def _etag(origin: Origin, path: str, stop: Stop) -> str:
+    info = ask(lambda: origin.stat(path), stop)
     return info.etag if info is not None else ""
 
 
@@ -192,29 +211,30 @@ def _upload(
     size: int,
     origin: Origin,
     progress: Progress,
-    stop: threading.Event,
+    ended: threading.Event,
     *,
     dry_run: bool,
 ) -> tuple[FileEntry, str]:
     """The entry in the manifest, and the etag that the object got."""
+    stop = Stop(ended)
     etag, also = "", "" if dry_run else foresee(origin, size)
     try:
         opened = (source / path).open("rb", buffering=0)
     except OSError as error:
         raise _unreadable(error, source) from error
     with opened as file:
-        hashing = _Hashing(file, progress, stop, partial(new_hasher, also, size) if also else None)
+        hashing = _Hashing(file, progress, ended, partial(new_hasher, also, size) if also else None)
         if dry_run:
             while hashing.read(2**20):
                 pass
         else:
-            etag = origin.write(path, hashing, size)  # type: ignore[arg-type]  # read and seek are all that origins use
+            etag = wait_for(lambda: origin.write(path, hashing, size), stop)  # type: ignore[arg-type]  # read and seek are all that origins use
     if hashing.bytes != size:
         raise OriginChangedError(
             f"{path!r} changed while it was read", where=str(source), hint="publish again"
         )
     if hashing.also is not None:
-        stated = find_stated(origin, ObjectInfo(path, size, etag))
+        stated = ask(lambda: find_stated(origin, ObjectInfo(path, size, etag)), stop)
         if stated is not None and stated.kind == also:
             check(stated, hashing.also, path, redact(origin.uri))
     return FileEntry(path, size, hashing.digests()), etag

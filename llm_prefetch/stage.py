@@ -68,7 +68,7 @@ def plan(spec: Spec, store: NodeStore) -> list[Plan]:
         PrefetchError: as `stage`.
     """
     try:
-        return [make_plan(store, resolve(artifact)) for artifact in spec.artifacts]
+        return [make_plan(store, resolve(artifact, stop=Stop())) for artifact in spec.artifacts]
     except OSError as error:
         raise disk_error(error, str(store.root)) from error
 
@@ -105,10 +105,10 @@ def stage(
         for artifact in linked:
             check_link(store, Path(artifact.link or ""))
         for artifact in spec.artifacts:
-            check_pinned(artifact)
+            check_pinned(artifact, until)
         for artifact in spec.artifacts:
             with trace.step("resolve", artifact=artifact.name):
-                source = resolve(artifact, pinned=(manifests or {}).get(artifact.name))
+                source = resolve(artifact, pinned=(manifests or {}).get(artifact.name), stop=until)
             report = stage_artifact(source, store, progress, throttle, until, trace)
             reports.append(report)
             facts["artifacts"].append(
@@ -163,7 +163,7 @@ def repair(
     artifact, trace = Artifact(name=name, uri=record.uri, version=version), Trace()
     with _recorded(store, "repair", "repaired", trace, {"artifact": name, "version": version}):
         with trace.step("resolve", artifact=name):
-            source = resolve(artifact, pinned=_manifest_on_node(store, name, version))
+            source = resolve(artifact, pinned=_manifest_on_node(store, name, version), stop=Stop(stop))
         report = stage_artifact(source, store, progress or NoProgress(), Throttle(), Stop(stop), trace)
         with trace.step("sync"):
             _sync(store, report)

@@ -141,29 +141,31 @@ def _fetch_and_commit(
         finally:
             journal.close()
     with trace.step("commit", artifact=name):
-        record = _commit(source, store, journal, inodes)
+        record = _commit(source, store, journal, inodes, stop)
     return record, todo.fetch_bytes
 
 
-def _check_stated(source: Source, content: Listing, store: NodeStore) -> None:
+def _check_stated(source: Source, content: Listing, store: NodeStore, stop: Stop) -> None:
     """What was staged without a manifest is compared with the digests that the origin's own list states, if it does."""
     items = (ObjectInfo(file.path, file.size, file.etag) for file in content.files)
     partial = store.partial(source.key)
     try:
-        check_tree(source.origin, items, partial / "tree")
+        check_tree(source.origin, items, partial / "tree", stop)
     except DigestError:
         shutil.rmtree(partial, ignore_errors=True)  # its journal vouches for the wrong bytes
         raise
 
 
-def _commit(source: Source, store: NodeStore, journal: Journal, inodes: Mapping[str, int]) -> CommitRecord:
+def _commit(
+    source: Source, store: NodeStore, journal: Journal, inodes: Mapping[str, int], stop: Stop
+) -> CommitRecord:
     """Commit what was transferred; if the same version is here by another way, that one serves."""
     name, content = source.artifact.name, source.content
     listing = content.key if isinstance(content, Listing) else ""
     manifest = seal_listing(content, journal) if isinstance(content, Listing) else content
     _check_pin(source, manifest.version)
     if isinstance(content, Listing):
-        _check_stated(source, content, store)
+        _check_stated(source, content, store, stop)
     if listing and check_record(store, name, manifest.version).verdict is not Verdict.HIT:
         old = set_aside(store, name, manifest.version)
         if old is not None:

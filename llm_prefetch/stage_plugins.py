@@ -15,14 +15,14 @@ from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
 
 
-def check_pinned(artifact: Artifact) -> None:
+def check_pinned(artifact: Artifact, stop: Stop) -> None:
     """Check that the spec says which code it trusts.
 
     Raises:
         TrustError: it leaves that to whatever lies at the origin.
     """
     if artifact.kind == "plugin" and artifact.version is None:
-        held = _held(artifact)
+        held = _held(artifact, stop)
         raise TrustError(
             f"{artifact.name} is code, and the spec does not pin its version",
             where=redact(artifact.uri),
@@ -32,10 +32,10 @@ def check_pinned(artifact: Artifact) -> None:
         )
 
 
-def _held(artifact: Artifact) -> str:
+def _held(artifact: Artifact, stop: Stop) -> str:
     """The version at the origin, where it can be told without reading all of it."""
     try:
-        content = resolve(artifact).content
+        content = resolve(artifact, stop=stop).content
     except PrefetchError:
         return ""
     return content.version if isinstance(content, Manifest) else ""

@@ -25,6 +25,20 @@ hypothesis.settings.register_profile("fast", max_examples=40, deadline=None)
 hypothesis.settings.load_profile("fast")
 
 
+_LONGEST_FIRST = ("engine", "ray", "prefect", "browser", "cloud")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, a long file that begins last is waited for alone."""
+    marks = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
+    items.sort(
+        key=lambda item: next(
+            (place for place, name in enumerate(_LONGEST_FIRST) if name in marks[item.nodeid]), 9
+        )
+    )
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of ours, no cloud credentials, and a home and a store that end with the test."""

@@ -18,6 +18,7 @@ from llm_prefetch.cluster.stager import stager
 from llm_prefetch.errors import ClusterError, PrefetchError
 from llm_prefetch.plan import PlanSummary
 from llm_prefetch.progress import Snapshot
+from llm_prefetch.redact import redact_text
 from llm_prefetch.spec import Spec
 
 _POLL_SECONDS = 1.0
@@ -157,7 +158,7 @@ def _soon(reference: Any) -> Snapshot | None:  # noqa: ANN401 (an ObjectRef)
 
 
 def _lost(node: Node, error: Exception) -> ClusterError:
-    reason = str(error).strip().rpartition("\n")[2] or type(error).__name__
+    reason = redact_text(str(error).strip().rpartition("\n")[2]) or type(error).__name__
     if isinstance(error, RayActorError) and error.actor_init_failed:
         return ClusterError(
             f"llm-prefetch does not start there: {reason}",

@@ -19,22 +19,24 @@ from llm_prefetch.stop import Stop
 
 _MOST_TRIES = 4
 _BACKOFF_SECONDS = 0.2
+_LONGEST_BACKOFF_SECONDS = 20.0
 _LONGEST_RETRY_AFTER_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _T = TypeVar("_T")
 
 
-def ask(call: Callable[[], _T], stop: Stop | None = None) -> _T:
+def ask(call: Callable[[], _T], stop: Stop | None = None, *, most_tries: int = _MOST_TRIES) -> _T:
     """What `call` answers, tried again after errors that may pass; `Retry-After` is waited for.
 
     Args:
         call: Asks for all it needs anew each time: half a listing is none.
         stop: Ends the waiting, also for a call that does not answer.
+        most_tries: So many, or `LLM_PREFETCH_ATTEMPTS`, whichever is less.
 
     Raises:
         PrefetchError: what `call` raised last, or why to end.
     """
-    tries = min(settings.ATTEMPTS.get(), _MOST_TRIES)
+    tries = min(settings.ATTEMPTS.get(), most_tries)
     for attempt in range(1, tries + 1):
         try:
             return wait_for(call, stop)
@@ -42,7 +44,7 @@ def ask(call: Callable[[], _T], stop: Stop | None = None) -> _T:
             if not error.retryable or attempt == tries or (stop is not None and stop.is_set()):
                 raise
             asked = min(getattr(error, "retry_after", None) or 0.0, _LONGEST_RETRY_AFTER_SECONDS)
-        longest = _BACKOFF_SECONDS * 2**attempt
+        longest = min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**attempt)
         _pause(max(asked, random.uniform(longest / 2, longest)), stop)  # noqa: S311 (jitter, not a secret)
     raise AssertionError("unreachable")
 

@@ -94,7 +94,7 @@ class FilesReader:
             data = self._ask(self._locate(item.path), start, start + length)
         except Exception as error:  # noqa: BLE001 (every file system has errors of its own)
             self.check(item)
-            raise_ours(error, self._where)
+            raise_ours(error, self._where, item.path)
         if len(data) != length:
             self.check(item)
             raise OriginUnavailableError(

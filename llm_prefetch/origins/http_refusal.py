@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -73,9 +74,10 @@ def shown_reason(response: http.client.HTTPResponse) -> str:
     return redact_text(response.reason.strip())[:_REASON_CHARACTERS]
 
 
-def retry_after(headers: http.client.HTTPMessage) -> float | None:
+def retry_after(headers: http.client.HTTPMessage | Mapping[str, str]) -> float | None:
     """For how many seconds the origin wants to be left alone, if it says so."""
-    text = (headers.get("Retry-After") or "").strip()
+    given = {name.lower(): value for name, value in headers.items()}
+    text = given.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         seconds = float(text)
     else:
@@ -83,7 +85,7 @@ def retry_after(headers: http.client.HTTPMessage) -> float | None:
         if until is None:
             return None
         # By the origin's own clock, for ours may be wrong.
-        seconds = (until - (_date(headers.get("Date") or "") or datetime.now(UTC))).total_seconds()
+        seconds = (until - (_date(given.get("date", "")) or datetime.now(UTC))).total_seconds()
     return min(max(seconds, 0.0), _LONGEST_WAIT_SECONDS)
 
 

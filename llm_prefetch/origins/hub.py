@@ -26,6 +26,7 @@ from llm_prefetch.errors import (
     UnsupportedOriginError,
 )
 from llm_prefetch.origins.base import ObjectInfo
+from llm_prefetch.origins.http_refusal import retry_after
 from llm_prefetch.origins.located import LocatedReader, Locations, read_whole
 from llm_prefetch.origins.stated import Stated
 from llm_prefetch.redact import redact
@@ -184,17 +185,21 @@ class HubOrigin:
             )
         if isinstance(error, errors.EntryNotFoundError):
             return OriginNotFoundError("no such file", where=self.uri, hint="check the revision")
-        status = getattr(getattr(error, "response", None), "status_code", 0)
-        return self._by_status(status, error)
+        return self._by_status(error)
 
-    def _by_status(self, status: int, error: Exception) -> OriginError:
+    def _by_status(self, error: Exception) -> OriginError:
+        response = getattr(error, "response", None)
+        status: int = getattr(response, "status_code", 0)
         what = f"the Hub answered {status}" if status else f"the Hub failed: {type(error).__name__}"
         if status in (401, 403):
             return OriginAccessError(what, where=self.uri, hint="check HF_TOKEN and what it may read")
         if status and status not in _UNAVAILABLE and status < _SERVER_ERROR:
             return OriginError(what, where=self.uri, hint="check the model's name and HF_ENDPOINT")
         return OriginUnavailableError(
-            what, where=self.uri, hint="check HF_ENDPOINT, HF_HUB_OFFLINE and the network, then stage again"
+            what,
+            where=self.uri,
+            hint="check HF_ENDPOINT, HF_HUB_OFFLINE and the network, then stage again",
+            retry_after=retry_after(getattr(response, "headers", {})),
         )
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 from urllib.parse import quote
@@ -42,6 +43,12 @@ Client = Callable[[str], dict[str, Any]]
 """Gives the options of a store that say how it connects, for the endpoint."""
 WHOLE_BYTES = 2**24
 """Uploads up to this size go up in one piece."""
+_PART_BYTES = 2**23
+_PARTS_AT_ONCE = 6
+_LARGE_AT_ONCE = 2
+"""Uploads in parts: with the parts under way of more than two, memory would grow beyond what a staging takes."""
+_MOST_PARTS = 9000
+"""S3 takes 10,000."""
 SIGNED_FOR = timedelta(hours=6)
 _SIGN_AGAIN_SECONDS = 1800.0
 
@@ -58,6 +65,8 @@ class ObjectStoreOrigin(ABC):
     network_hint: ClassVar[str]
     by_url: bool = True
     """Whether a URL alone opens an object."""
+    signs_in_parallel: ClassVar[bool] = False
+    """Whether several threads may sign at once."""
 
     def __init__(self, uri: str, make_store: Callable[[Client], Store]) -> None:
         """Take what makes a store whose paths begin at the prefix."""
@@ -68,6 +77,7 @@ class ObjectStoreOrigin(ABC):
         self._write_store: Store | None = None
         self._signed: dict[str, tuple[float, str]] = {}
         self._sign_lock = threading.Lock()
+        self._uploads = threading.BoundedSemaphore(_LARGE_AT_ONCE)
 
     @abstractmethod
     def make_url(self, path: str) -> str:
@@ -127,15 +137,18 @@ class ObjectStoreOrigin(ABC):
 
         with self._sign_lock:
             store = self._write_store = self._write_store or self._open_store(_patient)
+        large = size > WHOLE_BYTES
+        part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         try:
-            done = obstore.put(
-                store,
-                path,
-                body,
-                use_multipart=size > WHOLE_BYTES,
-                chunk_size=2**23,
-                max_concurrency=8,
-            )
+            with self._uploads if large else nullcontext():
+                done = obstore.put(
+                    store,
+                    path,
+                    body,
+                    use_multipart=large,
+                    chunk_size=part,
+                    max_concurrency=max(1, _PARTS_AT_ONCE * _PART_BYTES // part),
+                )
         except Exception as error:
             raise self._error(error) from error
         return _quoted(done["e_tag"])
@@ -188,7 +201,8 @@ class ObjectStoreOrigin(ABC):
     def _url(self, path: str) -> str:
         """A URL that reads `path`, made anew before it can expire."""
         now = time.monotonic()
-        with self._sign_lock:
+        # The first signature may have to find credentials: once, not from every thread.
+        with nullcontext() if self.signs_in_parallel and self._signed else self._sign_lock:
             made, url = self._signed.get(path, (-_SIGN_AGAIN_SECONDS, ""))
             if now - made >= _SIGN_AGAIN_SECONDS:
                 try:

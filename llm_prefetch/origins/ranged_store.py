@@ -6,13 +6,13 @@ Each piece is copied once more than by the lean reader, and memory is obstore's:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llm_prefetch.errors import OriginChangedError, OriginNotFoundError, OriginUnavailableError
 from llm_prefetch.origins.base import ObjectInfo
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
     from obstore.store import AzureStore, GCSStore, S3Store
 
 _PIECE_BYTES = 2**20
@@ -55,7 +55,10 @@ class StoreReader:
             )
         if tuple(answer.range) != (start, start + length):
             raise self.lost(item.path, "the answer is not the range asked for")
-        return StoreBody(self, iter(answer.stream(min_chunk_size=_PIECE_BYTES)), length, item.path)
+        pieces = (
+            _at_once(answer) if length <= _PIECE_BYTES else iter(answer.stream(min_chunk_size=_PIECE_BYTES))
+        )
+        return StoreBody(self, pieces, length, item.path)
 
     def close(self) -> None:
         """Connections are obstore's own."""
@@ -74,10 +77,15 @@ class StoreReader:
         )
 
 
+def _at_once(answer: GetResult) -> Iterator[Any]:
+    """One call for all of it: a stream costs one more."""
+    yield answer.bytes()
+
+
 class StoreBody:
     """The body of one range."""
 
-    def __init__(self, reader: StoreReader, pieces: Iterator[bytes], length: int, path: str) -> None:
+    def __init__(self, reader: StoreReader, pieces: Iterator[Any], length: int, path: str) -> None:
         """Read `length` bytes from `pieces`."""
         self._reader, self._pieces, self._left, self._path = reader, pieces, length, path
         self._piece = memoryview(b"")

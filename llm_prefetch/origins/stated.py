@@ -8,7 +8,8 @@
 | `s3://` | SHA-256, SHA-1, CRC32C or CRC32, asked by boto3 | what a client uploaded with one, whole |
 | any other, any with `transport: fsspec`, and where a URL alone opens no object (`by_url`) | nothing | |
 
-No ETag is taken for an MD5: it is one for some objects only, and nothing says for which.
+No ETag is taken for an MD5: it is one for some objects only, and one of an object that is encrypted by a key of KMS, or
+that another maker's store made up, looks just like one. To refuse right bytes would be worse.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_prefetch.errors import DigestError
 from llm_prefetch.origins.base import ObjectInfo, Origin
+from llm_prefetch.stop import Stop
 
 _READERS = 4
 
@@ -108,29 +110,32 @@ def check(stated: Stated, hasher: Hasher, path: str, where: str) -> None:
         )
 
 
-def check_tree(origin: Origin, items: Iterable[ObjectInfo], tree: Path) -> None:
+def check_tree(origin: Origin, items: Iterable[ObjectInfo], tree: Path, stop: Stop | None = None) -> None:
     """Compare files below `tree` with what `origin` states about them, if its listing states it: the Hub's does.
 
-    For what is staged without a manifest. Reads the files again, from memory where they just came through it.
+    For what is staged without a manifest. Reads the files again, from memory where they just came through it. The
+    others would have to be asked about every object by itself.
 
     Raises:
         DigestError: one of them has other bytes.
+        OriginUnavailableError: `stop` says that it is time to end.
         OSError: one of them cannot be read.
     """
     if not getattr(origin, "states_in_list", False):
         return
     with ThreadPoolExecutor(_READERS, thread_name_prefix="stated") as pool:
-        for _ in pool.map(lambda item: _check_file(origin, item, tree / item.path), items):
+        for _ in pool.map(lambda item: _check_file(origin, item, tree / item.path, stop or Stop()), items):
             pass
 
 
-def _check_file(origin: Origin, item: ObjectInfo, path: Path) -> None:
+def _check_file(origin: Origin, item: ObjectInfo, path: Path, stop: Stop) -> None:
     stated = find_stated(origin, item)
     if stated is None:
         return
     hasher, buffer = new_hasher(stated.kind, item.size), memoryview(bytearray(2**20))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
+            stop.raise_if_set()
             hasher.update(buffer[:count])
     check(stated, hasher, item.path, origin.uri)
 

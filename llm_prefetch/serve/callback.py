@@ -1,4 +1,4 @@
-"""The callback in the replica: check the node, point the engine at the staged files, or fall back.
+"""The callback in the replica: check its nodes, point the engine at the staged files, or fall back.
 
 On a hit the engine is given the engine path and Ray's node initialisation is skipped, which would cost a fresh worker
 process even with nothing to do. On a miss the rungs of `on_miss` are tried, all of it in `on_before_node_init`, before
@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_prefetch.errors import NotReadyError
+from llm_prefetch.serve.group import Group, running
+from llm_prefetch.serve.group_node import Download
+from llm_prefetch.serve.ladder import Ladder, Note, Rung
+from llm_prefetch.serve.loading import point_engine
 from llm_prefetch.serve.ray_api import CallbackBase, replica_name
 from llm_prefetch.serve.start import Start
 
 if TYPE_CHECKING:
     from llm_prefetch.live import DeploymentCheck
-    from llm_prefetch.serve.ladder import Ladder, Rung
     from llm_prefetch.serve.options import CallbackOptions
     from llm_prefetch.store import NodeStore
 
@@ -53,42 +58,47 @@ class PrefetchCallback(CallbackBase):
         self.options: CallbackOptions = parse_options(kwargs)
         self._check: DeploymentCheck | None = None
         self._store: NodeStore | None = None
+        self._start = ""
+
+    @property
+    def generation(self) -> tuple[NodeStore, DeploymentCheck] | None:
+        """What the engine starts from, and where it lies; `None` where it was not staged."""
+        return None if self._store is None or self._check is None else (self._store, self._check)
 
     async def on_before_node_init(self) -> None:
-        """Check the node and decide what the engine starts from.
+        """Check the nodes and decide what the engine starts from.
 
         Raises:
-            NotReadyError: the node is not ready, and no rung of `on_miss` has helped.
+            NotReadyError: a node is not ready, and no rung of `on_miss` has helped.
         """
         start = Start(self.options, replica_name())
-        first = check = start.check()
+        group = self._group(start)
         task = asyncio.current_task()
         if task is not None:
             # This task runs all of the engine's start: when it is done, the engine is ready or has failed.
-            task.add_done_callback(start.end)
+            task.add_done_callback(group.end)
+        first = check = await group.check()
         if check.ready:
-            start.record(first, check.bundle, "hit", ())
+            group.record(first, check.bundle, "hit", ())
             self._use(start, check)
             return
-        from llm_prefetch.serve.ladder import Ladder
-
         _log.warning(
-            "llm-prefetch: %s is %s on this node (%s); going on with: %s",
-            check.deployment, check.verdict, check.reason, ", ".join(self.options.on_miss),
+            "llm-prefetch: %s is %s %s (%s); going on with: %s",
+            check.deployment, check.verdict, group.where, check.reason, ", ".join(self.options.on_miss),
         )  # fmt: skip
         ladder, rung = Ladder(check.deployment, self.options.budget_seconds), "fail"
         try:
-            check = await ladder.climb(self._rungs(start), start.check, check)
+            check = await ladder.climb(self._rungs(group), group.check, check)
             if check.ready:
                 rung = ladder.attempts[-1].rung
-            elif self.options.on_miss[-1] == "ray" and not await self._download(ladder):
+            elif self.options.on_miss[-1] == "ray" and not await self._download(ladder, group):
                 rung = "ray"
         finally:
-            start.record(first, check.bundle, rung, ladder.attempts)
+            group.record(first, check.bundle, rung, ladder.attempts)
         if check.ready:
             self._use(start, check)
         elif rung == "fail":
-            raise self._not_ready(start, check, ladder)
+            raise self._not_ready(group, check, ladder)
 
     async def on_after_node_init(self) -> None:
         """Check what Ray has downloaded, where it was not checked yet, and register parsers and models.
@@ -97,10 +107,14 @@ class PrefetchCallback(CallbackBase):
             FallbackError: it is not a whole model.
             PluginError: a parser or a model cannot be used.
         """
-        if self.ctx.run_init_node:
+        if self.ctx.run_init_node and self._check is None:  # on a hit, Ray had only extra files to bring
             from llm_prefetch.serve.rays_download import accept
 
-            _log.info("llm-prefetch: %s: %s", self.options.live_name, await accept(self.llm_config, self.ctx))
+            how = await accept(self.llm_config, self.ctx)
+            group = running(self._start)
+            if group is not None:
+                how += await self._accept_elsewhere(group, Note())
+            _log.info("llm-prefetch: %s: %s", self.options.live_name, how)
         from llm_prefetch.serve.plugins import install_plugins
 
         await asyncio.to_thread(
@@ -113,12 +127,10 @@ class PrefetchCallback(CallbackBase):
         )
 
     def _use(self, start: Start, check: DeploymentCheck) -> None:
-        engine_path = str(start.engine_path(check))
+        assert start.store is not None  # noqa: S101 (a hit comes from a store)
+        engine_path = start.engine_path(check)
+        point_engine(self.llm_config, self.ctx, Path(engine_path), start.store.root)
         self._check, self._store = check, start.store
-        engine = self.llm_config.get_engine_config()
-        engine.hf_model_id = engine_path
-        engine.mirror_config = None
-        self.ctx.run_init_node = False
         _log.info(
             "llm-prefetch: %s HIT in %.1f ms, engine path %s",
             check.deployment,
@@ -126,51 +138,69 @@ class PrefetchCallback(CallbackBase):
             engine_path,
         )
 
-    def _rungs(self, start: Start) -> list[Rung]:
-        """Those that the check of the node decides on: all but the last."""
-        from llm_prefetch.serve.ladder import Note, Rung
+    def _group(self, start: Start) -> Group:
+        """The nodes of the replica's placement group, or its own alone."""
+        self._start = start.id
+        if self.ctx.placement_group is None:
+            return Group(start)
+        from llm_prefetch.serve.placement import RayPlacement
 
-        options = self.options
+        return Group(start, RayPlacement(self.ctx.placement_group, self.ctx.runtime_env))
 
-        async def wait(note: Note) -> str:
-            from llm_prefetch.serve.waiting import wait_for_staging
-
-            return await wait_for_staging(start.store, options.live_name, note, start.peek)
+    def _rungs(self, group: Group) -> list[Rung]:
+        """Those that the check of the nodes decides on: all but the last."""
 
         async def prefect(note: Note) -> str:
             from llm_prefetch.serve.prefect_api import stage_by_prefect
 
-            return await stage_by_prefect(options.prefect_deployment, options.prefect, note, start.peek)
+            async with group.watching("prefect") as ready:
+                return await stage_by_prefect(
+                    self.options.prefect_deployment, self.options.prefect, note, ready
+                )
 
-        async def stage(note: Note) -> str:
-            from llm_prefetch.serve.staging import stage_here
+        return [
+            Rung(
+                name,
+                getattr(self.options.deadlines, name),
+                prefect if name == "prefect" else partial(group.run, name),
+            )
+            for name in self.options.on_miss[:-1]
+        ]
 
-            assert options.spec is not None  # noqa: S101 (the options say so)
-            return await stage_here(options.spec, options.live_name, options.root, note, start.peek)
-
-        work = {"wait": wait, "prefect": prefect, "stage": stage}
-        return [Rung(name, getattr(options.deadlines, name), work[name]) for name in options.on_miss[:-1]]
-
-    async def _download(self, ladder: Ladder) -> bool:
-        """Let Ray download and judge it; whether that failed."""
-        from llm_prefetch.serve.ladder import Note, Rung
+    async def _download(self, ladder: Ladder, group: Group) -> bool:
+        """Let Ray download on all nodes and judge it; whether that failed."""
         from llm_prefetch.serve.rays_download import download
 
         engine = self.llm_config.get_engine_config()
-        before = engine.hf_model_id
+        before, wanted = engine.hf_model_id, self.ctx.run_init_node
 
         async def ray(note: Note) -> str:
-            return await download(self.llm_config, self.ctx, note)
+            how = await download(self.llm_config, self.ctx, note)
+            return how if self.ctx.run_init_node else how + await self._accept_elsewhere(group, note)
 
         attempt = await ladder.attempt(Rung("ray", self.options.deadlines.ray, ray))
         if attempt.failed:
-            engine.hf_model_id = before
+            engine.hf_model_id, self.ctx.run_init_node = before, wanted
         return attempt.failed
 
-    def _not_ready(self, start: Start, check: DeploymentCheck, ladder: Ladder) -> NotReadyError:
+    async def _accept_elsewhere(self, group: Group, note: Note) -> str:
+        """Judge on the other nodes, too, what Ray has downloaded; nothing to say where there are none."""
+        if not group.others:
+            return ""
+        engine = self.llm_config.get_engine_config()
+        mirror = getattr(engine.mirror_config, "bucket_uri", engine.mirror_config)
+        download = Download(
+            engine.hf_model_id,
+            None if mirror is None else str(mirror),
+            getattr(self.ctx.worker_node_download_model, "name", "MODEL_AND_TOKENIZER"),
+            getattr(engine, "engine_kwargs", {}).get("load_format"),
+        )
+        return await group.accept(download, note)
+
+    def _not_ready(self, group: Group, check: DeploymentCheck, ladder: Ladder) -> NotReadyError:
         tried = "; ".join(f"{attempt.rung} {attempt.outcome}" for attempt in ladder.attempts)
         return NotReadyError(
-            f"{check.deployment} is {check.verdict} on this node: {check.reason}{tried and f' [{tried}]'}",
-            where=start.where,
+            f"{check.deployment} is {check.verdict} {group.where}: {check.reason}{tried and f' [{tried}]'}",
+            where=group.start.where,
             hint="stage it, or allow a fallback with on_miss: [ray]",
         )

@@ -27,13 +27,19 @@ _HINT = "see the replica's log for Ray's reason; publish the model with its mani
 
 
 def check_download(
-    folder: Path, *, weights: bool = True, advance: Callable[[int], None] = lambda _count: None
+    folder: Path,
+    *,
+    weights: bool = True,
+    indexed: bool = True,
+    advance: Callable[[int], None] = lambda _count: None,
 ) -> str:
     """Pass if the model in `folder` is whole; how that is known.
 
     Args:
         folder: What Ray gives the engine to load.
         weights: Whether Ray was to bring the weights too; some ways of loading stream them.
+        indexed: Whether an index says which shards there are. `save_sharded_state` leaves the index of the model that
+            it cut beside the files of each rank.
         advance: Told of bytes that were read.
 
     Raises:
@@ -45,7 +51,7 @@ def check_download(
         manifest = parse_manifest(published.read_bytes(), str(published))
         _compare(folder, manifest, weights=weights, advance=advance)
         return f"its {len(manifest.files)} files are those of the manifest {manifest.version[:15]}"
-    _check_shape(folder, weights=weights)
+    _check_shape(folder, weights=weights, indexed=indexed)
     return "the origin has no manifest, so only names and lengths were checked"
 
 
@@ -84,13 +90,13 @@ def _right(
     return hash_range(folder / file.path, start, manifest.chunk_bytes, advance) == file.chunks[index]
 
 
-def _check_shape(folder: Path, *, weights: bool) -> None:
+def _check_shape(folder: Path, *, weights: bool, indexed: bool) -> None:
     if not isinstance(_json(folder / "config.json", folder), dict):
         raise _refused("'config.json' is not a JSON object", folder)
     if not weights:
         return
     found = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
-    for index in sorted(folder.glob("*.index.json")):
+    for index in sorted(folder.glob("*.index.json") if indexed else ()):
         for shard in _shards(index, folder):
             if folder / shard not in found:
                 raise _refused(f"{shard!r}, which {index.name!r} names, is missing", folder)

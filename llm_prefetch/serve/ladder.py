@@ -60,12 +60,16 @@ class Ladder:
         self._log_seconds = log_seconds
 
     async def climb(
-        self, rungs: Sequence[Rung], check: Callable[[], DeploymentCheck], missed: DeploymentCheck
+        self,
+        rungs: Sequence[Rung],
+        check: Callable[[], DeploymentCheck | Awaitable[DeploymentCheck]],
+        missed: DeploymentCheck,
     ) -> DeploymentCheck:
         """Try the rungs in order until `check` says that the node is ready; the last answer of `check`."""
         for rung in rungs:
             await self.attempt(rung)
-            missed = check()
+            answer = check()
+            missed = answer if isinstance(answer, DeploymentCheck) else await answer
             if missed.ready:
                 break
         return missed
@@ -85,7 +89,7 @@ class Ladder:
             await self._watch(task, rung, note, began, seconds)
             if not task.done():
                 return self._enter(
-                    rung, f"gave up after {seconds:.3g} s: {_described(note)}", began, failed=True
+                    rung, f"gave up after {seconds:.3g} s: {described(note)}", began, failed=True
                 )
             return self._enter(rung, task.result(), began, failed=False)
         except PrefetchError as error:
@@ -105,7 +109,7 @@ class Ladder:
             if not task.done():
                 _log.info(
                     "llm-prefetch: %s: `%s` for %.0f s: %s",
-                    self._deployment, rung.name, time.monotonic() - began, _described(note),
+                    self._deployment, rung.name, time.monotonic() - began, described(note),
                 )  # fmt: skip
 
     def _enter(self, rung: Rung, outcome: str, began: float, *, failed: bool) -> Attempt:
@@ -131,7 +135,8 @@ async def _end(task: asyncio.Future[str]) -> None:
         task.exception()  # it was told to end; how it did so is not of interest any more
 
 
-def _described(note: Note) -> str:
+def described(note: Note) -> str:
+    """What a rung waits for; never raises."""
     try:
         return note.describe()
     except Exception as error:  # noqa: BLE001 (a line in the log)

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llm_prefetch import manifest as manifests
 from llm_prefetch.errors import FallbackError
 from llm_prefetch.serve.downloaded import check_download
 from llm_prefetch.serve.ladder import Note
+from llm_prefetch.serve.loading import SHARDED
 from llm_prefetch.serve.ray_api import node_initialization
 
 _TOKENIZER_ONLY = "TOKENIZER_ONLY"
@@ -47,7 +49,9 @@ async def accept(llm_config: Any, ctx: Any, note: Note | None = None) -> str:  #
     engine = llm_config.get_engine_config()
     source, what = engine.hf_model_id, getattr(ctx.worker_node_download_model, "name", _ALL)
     mirror = engine.mirror_config
-    if mirror is None:
+    if getattr(mirror, "bucket_uri", mirror) is None:  # or with extra files alone
+        mirror = None
+    if mirror is None and not _published(source):
         return f"nothing was to be downloaded: the engine gets {source!r}"
     if source is None or not os.path.isdir(source):  # noqa: ASYNC240, PTH112 (one stat; a model id is no path)
         if what == _ALL:
@@ -57,7 +61,7 @@ async def accept(llm_config: Any, ctx: Any, note: Note | None = None) -> str:  #
                 hint="see the replica's log for Ray's reason",
             )
         return f"no model was to be downloaded: the engine gets {source!r}"
-    if what == _TOKENIZER_ONLY:
+    if what == _TOKENIZER_ONLY and mirror is not None:
         return f"only the tokenizer was to be downloaded, to {source}"
     began, read = time.monotonic(), [0]
 
@@ -69,8 +73,21 @@ async def accept(llm_config: Any, ctx: Any, note: Note | None = None) -> str:  #
             f"reads what Ray downloaded: {read[0] / 1e9:.1f} GB, "
             f"{read[0] / 1e6 / max(time.monotonic() - began, 1e-9):.0f} MB/s"
         )
-    weights = what == _ALL and getattr(engine, "engine_kwargs", {}).get("load_format") != "dummy"
-    how = await asyncio.to_thread(check_download, Path(source), weights=weights, advance=advance)
+    load_format = getattr(engine, "engine_kwargs", {}).get("load_format")
+    how = await asyncio.to_thread(
+        check_download,
+        Path(source),
+        weights=(what == _ALL or mirror is None) and load_format != "dummy",
+        indexed=load_format not in SHARDED,
+        advance=advance,
+    )
+    if mirror is None:
+        return f"nothing was to be downloaded: the engine gets {source!r}, and {how}"
     return (
         f"Ray's download to {source} may be used: {how}; it is not committed, stage it for the next replica"
     )
+
+
+def _published(source: str | None) -> bool:
+    """Whether it is a folder of the user's own that says what belongs into it."""
+    return source is not None and os.path.isfile(os.path.join(source, manifests.PATH))  # noqa: PTH113, PTH118 (may be an id)

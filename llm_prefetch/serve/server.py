@@ -13,6 +13,7 @@ from typing import Any
 
 from ray.serve.llm.deployment import LLMServer as RayLLMServer
 
+from llm_prefetch.serve.adapter_loader import StagedAdapterLoader
 from llm_prefetch.serve.lifecycle.callback import LifecycleCallback, SkipEngineError
 from llm_prefetch.serve.lifecycle.hooks import load_class
 from llm_prefetch.serve.ray_api import CallbackBase
@@ -26,6 +27,10 @@ class LifecycleMixin:
     """Puts the phases that Ray's callback cannot see around the start of the engine."""
 
     _llm_config: Any
+
+    def _init_multiplex_loader(self, model_downloader_cls: Any = None) -> None:  # noqa: ANN401 (a class of Ray's kind)
+        """Adapters come from the node's disk where they are staged."""
+        super()._init_multiplex_loader(model_downloader_cls or StagedAdapterLoader)  # type: ignore[misc]
 
     async def _start_engine(self) -> None:
         """Run the hooks around Ray's start; all of it counts for Ray's limit of an engine's start."""

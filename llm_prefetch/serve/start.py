@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_prefetch import ledger
+from llm_prefetch import ledger, settings
 from llm_prefetch.errors import DiskError, LockTimeoutError, PrefetchError, SpecError
 from llm_prefetch.leases import hold
 from llm_prefetch.live import DeploymentCheck, check_deployment, start_lock
@@ -54,6 +54,13 @@ class Start:
         return str(self.store.root if self.store else self.options.root or "LLM_PREFETCH_ROOT")
 
     @property
+    def root(self) -> Path:
+        """The root of the store as an absolute path, whether or not there is a store."""
+        root = self.store.root if self.store else self.options.root or settings.ROOT.get()
+        # Not by pathlib, which raises for a user without a home.
+        return Path(os.path.abspath(os.path.expanduser(root)))  # noqa: PTH100, PTH111
+
+    @property
     def milliseconds(self) -> float:
         """How long the last check took."""
         return self._seconds * 1000
@@ -74,9 +81,18 @@ class Start:
         self.steps.append(("verify", time.time() - self._seconds, self._seconds))
         return check
 
+    def look(self) -> DeploymentCheck:
+        """The check as it is now; holds nothing."""
+        return self._answer(locked=False)
+
     def peek(self) -> bool:
         """Whether the node is ready now; holds nothing."""
-        return self._answer(locked=False).ready
+        return self.look().ready
+
+    def let_go(self) -> None:
+        """The node is ready, but the replica is not to start from it now: hold nothing until the next check."""
+        self._let_go()
+        self._end_lease()
 
     def engine_path(self, check: DeploymentCheck) -> os.PathLike[str]:
         """The engine path of the bundle's model.
@@ -96,8 +112,15 @@ class Start:
             )
         return self.store.engine_path(check.deployment, models[0])
 
-    def record(self, first: DeploymentCheck, bundle: str, rung: str, attempts: Sequence[Attempt]) -> None:
-        """The ledger's row: what the `first` check said, and the rung that the replica starts by."""
+    def record(
+        self,
+        first: DeploymentCheck,
+        bundle: str,
+        rung: str,
+        attempts: Sequence[Attempt],
+        **facts: Any,  # noqa: ANN401 (any JSON value)
+    ) -> None:
+        """The ledger's row: what the `first` check said, the rung that the replica starts by, and other `facts`."""
         self.steps += [(attempt.rung, attempt.began, attempt.seconds) for attempt in attempts]
         self._told = (first.verdict, rung, self.steps[0][2])
         if self.store is not None:
@@ -116,6 +139,7 @@ class Start:
                     {"rung": attempt.rung, "outcome": attempt.outcome, "seconds": attempt.seconds}
                     for attempt in attempts
                 ],
+                **facts,
             )
 
     def end(self, task: asyncio.Task[Any]) -> None:
@@ -125,7 +149,7 @@ class Start:
         """
         try:
             self._let_go()
-            outcome = _outcome(task)
+            outcome = outcome_of(task)
             if outcome != "ready":
                 self._end_lease()
             took = time.monotonic() - self._began
@@ -137,6 +161,17 @@ class Start:
                 count_start(*self._told, took if outcome == "ready" else None, self.options.live_name)
         except Exception:  # noqa: BLE001
             _log.exception("llm-prefetch: the end of start %s is not in the ledger", self.id)
+
+    def end_as_worker(self, outcome: str) -> None:
+        """As `end`, on a node that is not the replica's: it knows of no phases, and counts no start."""
+        self._let_go()
+        if outcome != "ready":
+            self._end_lease()
+        if self.store is not None:
+            seconds = round(time.monotonic() - self._checked, 3)
+            ledger.append(
+                self.store, "engine", start=self.id, outcome=outcome, seconds=seconds, role="worker"
+            )
 
     def _answer(self, *, locked: bool) -> DeploymentCheck:
         name = self.options.live_name
@@ -192,7 +227,8 @@ class Start:
             release(fd)
 
 
-def _outcome(task: asyncio.Task[Any]) -> str:
+def outcome_of(task: asyncio.Task[Any]) -> str:
+    """How the task of an engine's start has ended, in one short line."""
     if task.cancelled():
         return "cancelled"
     error = task.exception()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 START = 4
-"""Ranges at first: what fills a machine from a near origin. More threads only hand the interpreter to and fro, which
+"""Ranges at first: what fills a machine from a near origin. More threads only hand the interpreter back and forth, which
 halved the rate over TLS (docs/explanation/transfer-performance.md)."""
 WINDOW_SECONDS = 1.0
 """How long the rate is measured before the next step."""

@@ -60,9 +60,7 @@ def import_callback(base: Path, runs: int) -> list[Row]:
     for _ in range(runs + 1):  # the first one writes bytecode
         done = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=False)
         if done.returncode:
-            return [
-                Row("import of the callback", 0, "ms", 0, 0, 0, "<= 150 ms", done.stderr.strip()[-80:])
-            ]
+            return [Row("import of the callback", 0, "ms", 0, 0, 0, "<= 150 ms", done.stderr.strip()[-80:])]
         seconds, *names = done.stdout.split()
         values.append(float(seconds) * 1e3)
         loaded.update(names)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,15 @@ import yaml
 from llm_prefetch import manifest as manifests
 from llm_prefetch.live import check_deployment, current_bundle
 from llm_prefetch.record import Verdict, records
-from llm_prefetch.spec import Spec
+from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage import StageReport, stage
 from llm_prefetch.store import NodeStore
 from llm_prefetch.verify import full_check
-from tests.real.fault_proxy import FaultProxy, fault_proxy
+from tests.faults.doors import BUCKET, DOORS, Door
+from tests.real.azure import AzureServer, azure_server
+from tests.real.fault_proxy import FaultProxy
+from tests.real.gcs import GCSServer, gcs_server
+from tests.real.hub import Hub, running_hub
 from tests.real.s3 import S3Server, s3_server
 from tests.samples import make_manifest, make_spec, tree
 
@@ -35,7 +41,6 @@ FILES: Mapping[str, bytes] = {
 }
 WEIGHTS = "model-2"
 """Is in the path of one file."""
-BUCKET = "faults"
 _numbers = itertools.count()
 
 
@@ -46,56 +51,85 @@ def s3_process() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def gcs_process() -> Iterator[GCSServer]:
+    with gcs_server() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_process() -> Iterator[AzureServer]:
+    with azure_server() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hub_process() -> Iterator[Hub]:
+    from huggingface_hub import close_session
+
+    with running_hub() as running:
+        yield running
+        close_session()
+
+
 @dataclass
 class Sick:
     """Files at an origin behind a proxy, and a node that stages them."""
 
     proxy: FaultProxy
-    s3: S3Server
+    door: Door
+    server: Any
     store: NodeStore
     prefix: str
-    kind: str
-    """`published` with a manifest; `listed` without; `web`: published, and read over plain HTTP without a listing."""
     files: dict[str, bytes] = field(default_factory=lambda: dict(FILES))
     """What the prefix holds."""
 
     @property
     def published(self) -> bool:
-        return self.kind != "listed"
+        """Whether a manifest is there."""
+        return self.door.published
+
+    @property
+    def weights(self) -> str:
+        """What is in the path of the requests for one file; behind a signed address it is not told which."""
+        return "/blob" if self.door.scheme == "hf" else WEIGHTS
 
     @property
     def uri(self) -> str:
-        at = f"{self.proxy.endpoint}/" if self.kind == "web" else "s3://"
-        return f"{at}{BUCKET}/{self.prefix}"
+        return self.door.uri(self.proxy, self.prefix)
+
+    @property
+    def artifact(self) -> Artifact:
+        [artifact] = self.spec.artifacts
+        return artifact
 
     @property
     def spec(self) -> Spec:
-        return make_spec(self.uri)
+        return make_spec(self.uri, transport=self.door.transport)
 
     def write_spec(self, folder: Path) -> Path:
         """The same, in a file."""
         path = folder / "spec.yaml"
-        artifacts = [{"name": "weights", "uri": self.uri}]
+        artifacts = [{"name": "weights", "uri": self.uri, "transport": self.door.transport}]
         path.write_text(yaml.safe_dump({"deployment": "llama", "artifacts": artifacts}))
         return path
 
     def put(self, path: str, data: bytes) -> None:
         """Write an object behind everybody's back."""
-        self._put(path, data)
         self.files[path] = data
+        self.door.put(self.server, self.prefix, path, self.files)
 
     def delete(self, path: str) -> None:
         """Delete one the same way."""
-        self.s3.delete(BUCKET, f"{self.prefix}/{path}")
+        self.server.delete(BUCKET, f"{self.prefix}/{path}")
         del self.files[path]
 
     def publish(self) -> None:
         """Put the manifest beside what is there."""
-        self._put(manifests.PATH, make_manifest(self.files, CHUNK).to_json())
-
-    def _put(self, path: str, data: bytes) -> None:
-        # Public, for `web` has no credentials.
-        self.s3.client.put_object(Bucket=BUCKET, Key=f"{self.prefix}/{path}", Body=data, ACL="public-read")
+        body = make_manifest(self.files, CHUNK).to_json()
+        self.door.put(self.server, self.prefix, manifests.PATH, {manifests.PATH: body})
 
     def stage(self, **options: Any) -> StageReport:
         return stage(self.spec, self.store, **options)
@@ -155,40 +189,61 @@ def no_worker_left() -> Iterator[None]:
             assert not thread.is_alive()
 
 
-@pytest.fixture(params=["published", "listed"])
-def origin(request, s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+@pytest.fixture(params=["s3", "s3-listed"])
+def origin(request, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
     """The files with a manifest, and without."""
-    with _sick(request.param, s3_process, store, settings) as sick:
+    with _sick(request.param, request, store, settings) as sick:
         yield sick
 
 
-@pytest.fixture(params=["published", "listed", "web"])
-def anywhere(request, s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+@pytest.fixture(params=["s3", "s3-listed", "web"])
+def anywhere(request, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
     """The same, and the web."""
-    with _sick(request.param, s3_process, store, settings) as sick:
+    with _sick(request.param, request, store, settings) as sick:
+        yield sick
+
+
+@pytest.fixture(params=[name for name in DOORS if name not in ("s3", "s3-listed")])
+def elsewhere(request, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    """Everywhere but where `origin` is."""
+    with _sick(request.param, request, store, settings) as sick:
         yield sick
 
 
 @pytest.fixture
-def published(s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
-    with _sick("published", s3_process, store, settings) as sick:
+def published(request, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    with _sick("s3", request, store, settings) as sick:
         yield sick
 
 
 @pytest.fixture
-def listed(s3_process: S3Server, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
-    with _sick("listed", s3_process, store, settings) as sick:
+def listed(request, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    with _sick("s3-listed", request, store, settings) as sick:
+        yield sick
+
+
+@pytest.fixture
+def web_behind_proxy(request, store: NodeStore, settings, no_worker_left) -> Iterator[Sick]:
+    with _sick("web", request, store, settings) as sick:
         yield sick
 
 
 @contextlib.contextmanager
-def _sick(kind: str, s3: S3Server, store: NodeStore, settings: pytest.MonkeyPatch) -> Iterator[Sick]:
-    with fault_proxy(s3.endpoint) as proxy:
-        for name, value in {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
-            settings.setenv(name, value)
-        sick = Sick(proxy, s3, store, f"{kind}-{next(_numbers)}", kind)
+def _sick(
+    name: str, request: pytest.FixtureRequest, store: NodeStore, settings: pytest.MonkeyPatch
+) -> Iterator[Sick]:
+    door = DOORS[name]
+    server = request.getfixturevalue(door.fixture)
+    with door.behind_proxy(server) as proxy:
+        for variable, value in door.env(server, proxy).items():
+            settings.setenv(variable, value)
+        sick = Sick(proxy, door, server, store, f"{name}-{next(_numbers)}")
         for path, data in FILES.items():
             sick.put(path, data)
         if sick.published:
             sick.publish()
         yield sick
+    if door.transport == "fsspec":
+        with warnings.catch_warnings():  # aiohttp warns of each answer that nobody read to its end
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()

@@ -93,6 +93,30 @@ def test_errors_of_file_systems_are_ours_and_hold_no_secret(error, kind):
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        _Answered(status=503, headers={"Retry-After": "7"}),
+        _Answered(
+            response={"ResponseMetadata": {"HTTPStatusCode": 429, "HTTPHeaders": {"retry-after": "7"}}}
+        ),
+    ],
+)
+def test_when_to_ask_again_is_kept(error):
+    with raises(OriginUnavailableError, 3, "memory://x") as caught:
+        raise_ours(error, "memory://x")
+    assert caught.value.retry_after == 7
+
+
+def test_an_answer_that_broke_off_is_no_status_of_the_origin():
+    from aiohttp.http_exceptions import ContentLengthError
+
+    outer = OSError("broken off")
+    outer.__cause__ = ContentLengthError("Not enough data")
+    with raises(OriginUnavailableError, 3, "'a/b'", "memory://x"):
+        raise_ours(outer, "memory://x", "a/b")
+
+
 def test_the_cause_behind_an_error_is_found():
     outer = OSError("wrapped")
     outer.__cause__ = _Answered(status=403)

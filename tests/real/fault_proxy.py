@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 _POLL_SECONDS = 0.05
+_LIST = re.compile(r"\b(list-type=2|comp=list)\b")
+"""In the query of S3 and what speaks like it, and of Azure."""
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
 
 
@@ -61,12 +63,17 @@ class Request:
     @property
     def range(self) -> str:
         """The range that it asks for."""
-        return self.headers.get("Range", "")
+        return next((value for name, value in self.headers.items() if name.lower() == "range"), "")
+
+    def with_range(self, wanted: str) -> Request:
+        """The same, for another range."""
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "range"}
+        return replace(self, headers={**headers, "Range": wanted})
 
     @property
     def lists(self) -> bool:
         """Whether it asks for a page of a listing."""
-        return "list-type=2" in urlsplit(self.target).query
+        return _LIST.search(urlsplit(self.target).query) is not None
 
 
 @dataclass(frozen=True)
@@ -267,8 +274,7 @@ def wrong_range(by: int) -> Fault:
 
     def fault(exchange: Exchange) -> None:
         first, last = (int(number) + by for number in re.findall(r"\d+", exchange.request.range))
-        headers = {**exchange.request.headers, "Range": f"bytes={first}-{last}"}
-        exchange.send(exchange.handler.forward(replace(exchange.request, headers=headers)))
+        exchange.send(exchange.handler.forward(exchange.request.with_range(f"bytes={first}-{last}")))
 
     return fault
 

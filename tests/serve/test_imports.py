@@ -39,7 +39,7 @@ def test_a_whole_hit_loads_nothing_heavy_either(staged):
     loaded = _python(
         "import asyncio, sys, ray, pydantic; before = set(sys.modules);"
         "from llm_prefetch.serve import PrefetchCallback as C; from types import SimpleNamespace as S;"
-        "engine = S();"
+        "engine = S(hf_model_id=None, mirror_config=None);"
         "c = C(S(get_engine_config=lambda: engine, engine_kwargs={}), deployment='llama');"
         "asyncio.run(c.run_callback('on_before_node_init'));"
         "asyncio.run(c.run_callback('on_after_node_init'));"

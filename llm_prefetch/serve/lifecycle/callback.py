@@ -77,7 +77,10 @@ class LifecycleCallback(CallbackBase):
                 self.ctx.run_init_node = False
         for member in self.members:
             if isinstance(member.value, CallbackBase):
+                wanted = self.ctx.run_init_node
                 await member.value.run_callback("on_before_node_init")
+                if wanted and getattr(member.value, "generation", None) is not None:
+                    self.ctx.run_init_node = self.ctx.run_init_node or self._has_work_in_downloads()
             elif not await member.call("on_pre_download", self.ctx):
                 self.ctx.run_init_node = False
 
@@ -125,6 +128,23 @@ class LifecycleCallback(CallbackBase):
         if self.ctx.extra_init_kwargs:
             self.llm_config.update_engine_kwargs(**self.ctx.extra_init_kwargs)
         return wanted
+
+    def _has_work_in_downloads(self) -> bool:
+        """Whether a callback is to be asked in Ray's download tasks; with the model staged they do nothing else."""
+        hook = "on_before_download_model_files_distributed"
+        busy = [
+            member.name
+            for member in self.members
+            if isinstance(member.value, CallbackBase)
+            and getattr(type(member.value), hook) is not getattr(CallbackBase, hook)
+        ]
+        if busy:
+            _log.warning(
+                "llm-prefetch: %s has work in Ray's download tasks, which cost a process on each node; "
+                "an artifact with a link: does without",
+                ", ".join(busy),
+            )
+        return bool(busy)
 
     def _warn_of_deaf_hooks(self) -> None:
         deaf = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llm_prefetch.errors import SpecError
+from llm_prefetch.redact import redact_text
 from llm_prefetch.serve.lifecycle.context import NodeInitializationContext
 
 _log = logging.getLogger("ray.serve.llm_prefetch")
@@ -92,7 +93,10 @@ class Member:
         except Exception as error:
             if self.raise_errors:
                 raise RuntimeError(f"{self.name}.{hook}: {type(error).__name__}: {error}") from error
-            _log.exception("llm-prefetch: %s.%s failed; going on without it", self.name, hook)
+            _log.warning(
+                "llm-prefetch: %s.%s failed; going on without it: %s: %s",
+                self.name, hook, type(error).__name__, redact_text(str(error)),
+            )  # fmt: skip
             return True
         return answer is not False
 
