@@ -127,7 +127,7 @@ class Group:
             wave = await self._apart(said) if rung == "stage" else {}
         text = "; ".join(f"{self._names[key]}: {answer}" for key, answer in said.items())
         if any(map(_failed, said.values())):
-            raise FallbackError(text)
+            raise FallbackError(text, hint="see the logs of those nodes")
         return text
 
     @contextlib.asynccontextmanager
@@ -164,11 +164,13 @@ class Group:
                 said = await self._each(work, note)
         except TimeoutError:
             raise FallbackError(
-                f"what Ray downloaded was not read in {seconds:g} s", where=described(note)
+                f"what Ray downloaded was not read in {seconds:g} s",
+                where=described(note),
+                hint="stage it, or give `ray` a later deadline",
             ) from None
         refused = [f"{self._names[key]}: {answer}" for key, answer in said.items() if _failed(answer)]
         if refused:
-            raise FallbackError("; ".join(refused))
+            raise FallbackError("; ".join(refused), hint="stage it on every node")
         return f"; so it is on {len(said)} other node{'s' if len(said) > 1 else ''}"
 
     def record(self, first: DeploymentCheck, bundle: str, rung: str, attempts: Sequence[Attempt]) -> None:
@@ -294,7 +296,7 @@ class Group:
             except PrefetchError as error:
                 return error
             except Exception as error:  # noqa: BLE001 (it must not hide what became of the others)
-                return FallbackError(f"{type(error).__name__}: {error}")
+                return FallbackError(f"{type(error).__name__}: {error}", hint="see the log of the replica")
             finally:
                 notes[key].describe = lambda: "done"
 

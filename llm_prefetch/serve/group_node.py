@@ -147,11 +147,15 @@ class NodeActor:
         self._work = asyncio.ensure_future(work)
         await asyncio.wait({self._work})
         if self._work.cancelled():
-            return FallbackError("it was broken off")
+            return FallbackError("it was broken off", hint="give the rung a later deadline")
         error = self._work.exception()
         if error is None:
             return self._work.result()
-        return error if isinstance(error, PrefetchError) else FallbackError(named(error))
+        return (
+            error
+            if isinstance(error, PrefetchError)
+            else FallbackError(named(error), hint="see the log of that node")
+        )
 
 
 class OtherNode:
@@ -226,7 +230,7 @@ class OtherNode:
 
     async def _ask(self, method: str, seconds: float | None, *arguments: object) -> Any:  # noqa: ANN401
         if self._handle is None:
-            raise FallbackError("there is no actor of ours")
+            raise FallbackError("there is no actor of ours", hint="see the log of that node")
         async with asyncio.timeout(seconds):
             return await getattr(self._handle, method).remote(*arguments)
 
@@ -248,7 +252,9 @@ class OtherNode:
         except PrefetchError:
             raise
         except Exception as error:
-            raise FallbackError(f"it cannot be asked: {named(error)}") from error
+            raise FallbackError(
+                f"it cannot be asked: {named(error)}", hint="see the log of that node"
+            ) from error
         if isinstance(answer, PrefetchError):
             raise answer
         return str(answer)

@@ -12,6 +12,8 @@ import pytest
 
 from tests.samples import make_published
 
+pytestmark = pytest.mark.cloud
+
 _REPOSITORY = Path(__file__).parents[2]
 STEPS = ["resolve", "lock", "prepare", "transfer", "commit", "verify", "live", "sync"]
 

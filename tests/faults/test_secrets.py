@@ -25,6 +25,8 @@ from llm_prefetch.stage import stage
 from llm_prefetch.store import open_store
 from tests.samples import FILES, make_manifest, only_record, tree
 
+pytestmark = pytest.mark.cloud
+
 SECRET = "S3cr3tS3cr3tS3cr3t"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()
 KEY = base64.b64encode(SECRET.encode()).decode()

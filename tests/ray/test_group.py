@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_each_node_is_checked_and_keeps_its_generation_until_the_replica_is_kill
         for host in staging.hosts[1:]:
             assert row(staging, host)["role"] == "worker"
             assert row(staging, host, "engine")["outcome"] == "ready"
+        time.sleep(3)  # an actor that nobody keeps would end in this time
         assert [[lease.deployment for lease in leases] for leases in held()] == [[staging.bucket]] * 3
         now.touch()
         wait_until(lambda: "killed" in driver.tail(), 30, "the replica is killed", watch=driver)
