@@ -7,11 +7,9 @@ is repeated, cancelled or killed continues from their files.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import flow, task
@@ -21,6 +19,8 @@ from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import exponential_backoff
 
+from flows.parameters import Address, Root, as_path
+from flows.run_page import artifact_key
 from llm_prefetch.cluster import (
     Node,
     NodeReport,
@@ -49,19 +49,19 @@ _NODES_AT_ONCE = 64
     task_runner=ThreadPoolTaskRunner(max_workers=_NODES_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )
-def stage(spec: Spec, address: str | None = None, root: str | None = None) -> dict[str, Any]:
+def stage(spec: Spec, address: Address = "", root: Root = "") -> dict[str, Any]:
     """Stage `spec` on the cluster and switch its deployment live on every node that is ready.
 
     Args:
         spec: The deployment, its artifacts, the nodes that need them and the policy.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Of the Ray cluster.
+        root: Of the node store on every node.
 
     Raises:
         PrefetchError: fewer nodes are ready than `spec.policy.min_ready` asks for.
     """
     log = get_run_logger()
-    store, stop = Path(root) if root else None, threading.Event()
+    store, stop = as_path(root), threading.Event()
     with connected(address or None):
         nodes = select_nodes(spec.nodes)
         log.info(
@@ -82,7 +82,7 @@ def stage(spec: Spec, address: str | None = None, root: str | None = None) -> di
         # A run that is cancelled gets SIGTERM, which Prefect raises here: then the nodes are told to stop.
         report = stage_cluster(spec, nodes, start, stop=stop)
     create_table_artifact(
-        key=_key("stage", spec.deployment),
+        key=artifact_key("stage", spec.deployment),
         table=report.rows(),
         description=f"`{spec.deployment}`: {report.ready_nodes} of {len(nodes)} nodes ready, {report.needed} needed.",
     )
@@ -142,7 +142,7 @@ def _progress_artifact(spec: Spec, nodes: int) -> PercentOfNodes:
     """One progress artifact for the run; each update of it is an event, so they are few."""
     artifact = create_progress_artifact(
         progress=0.0,
-        key=_key("progress", spec.deployment),
+        key=artifact_key("progress", spec.deployment),
         description=f"Bytes of `{spec.deployment}` staged on {nodes} nodes",
     )
 
@@ -153,8 +153,3 @@ def _progress_artifact(spec: Spec, nodes: int) -> PercentOfNodes:
             get_run_logger().warning("cannot report the progress: %s", error)
 
     return PercentOfNodes(report, nodes=nodes)
-
-
-def _key(*parts: str) -> str:
-    """An artifact key: Prefect allows lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")

@@ -5,17 +5,20 @@ one actor does the work, because an actor can be asked how far it is and told to
 fail each other: each has its own report.
 """
 
+from llm_prefetch.cluster.asking import Answer, ask_nodes
 from llm_prefetch.cluster.nodes import connected, select_nodes
 from llm_prefetch.cluster.reports import ClusterReport, Node, NodeReport, require_ready
 from llm_prefetch.cluster.run import Run
 from llm_prefetch.cluster.staging import Running, plan_node, stage_cluster, stage_node
 
 __all__ = [
+    "Answer",
     "ClusterReport",
     "Node",
     "NodeReport",
     "Run",
     "Running",
+    "ask_nodes",
     "connected",
     "plan_node",
     "require_ready",

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
+from ray.exceptions import RayError
 
+from llm_prefetch.cluster.failures import lost
 from llm_prefetch.cluster.reports import ClusterReport, Node, NodeReport
 from llm_prefetch.cluster.run import Run
 from llm_prefetch.cluster.stager import stager
 from llm_prefetch.errors import ClusterError, PrefetchError
 from llm_prefetch.plan import PlanSummary
 from llm_prefetch.progress import Snapshot
-from llm_prefetch.redact import redact_text
 from llm_prefetch.spec import Spec
 
 _POLL_SECONDS = 1.0
@@ -135,7 +135,7 @@ def _wait(
                     raise _cancelled(node)
         value = ray.get(answer)
     except RayError as error:
-        value = _lost(node, error)
+        value = lost(node, error)
     if isinstance(value, PrefetchError):
         raise _cancelled(node) if stop is not None and stop.is_set() else value
     return value
@@ -155,20 +155,3 @@ def _soon(reference: Any) -> Snapshot | None:  # noqa: ANN401 (an ObjectRef)
     except (RayError, TimeoutError):
         return None
     return snapshot
-
-
-def _lost(node: Node, error: Exception) -> ClusterError:
-    reason = redact_text(str(error).strip().rpartition("\n")[2]) or type(error).__name__
-    if isinstance(error, RayActorError) and error.actor_init_failed:
-        return ClusterError(
-            f"llm-prefetch does not start there: {reason}",
-            where=node.address,
-            hint="install the same version of llm-prefetch on every node",
-        )
-    if isinstance(error, RayActorError | ActorUnschedulableError):
-        return ClusterError(
-            "the node or its staging process died",
-            where=node.address,
-            hint="stage again: what is done is kept there",
-        )
-    return ClusterError(f"Ray failed: {reason}", where=node.address, hint="see the Ray logs of that node")

@@ -108,8 +108,12 @@ class Flows:
         return files * kilobytes * 1024
 
     def direct(self, *specs: dict[str, Any], server: bool = True) -> list[dict[str, Any]]:
-        """Run the flow for each spec in one process on the head, with the server or without any."""
-        argv = [sys.executable, "-m", "tests.flows.driver", json.dumps(specs)]
+        """Run the flow `stage` for each spec in one process on the head, with the server or without any."""
+        return self.call("stage", *({"spec": spec} for spec in specs), server=server)
+
+    def call(self, flow: str, *calls: dict[str, Any], server: bool = True) -> list[dict[str, Any]]:
+        """Run a flow once for each set of parameters, in one process on the head."""
+        argv = [sys.executable, "-m", "tests.flows.driver", flow, json.dumps(calls)]
         env = self.prefect.server.env if server else {"PREFECT_HOME": str(self.folder / "prefect")}
         done = self.world.head.run(argv, env=env, timeout=240)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"run"')]

@@ -98,7 +98,7 @@ def test_a_full_disk_and_a_lost_node_leave_the_others_alone(staging: Staging) ->
     errors = {node["node"]["hostname"]: node["error"] for node in report["nodes"]}
     assert [errors[host.name] for host in staging.hosts] == [None, None, None]
     assert errors[lost.name]["code"] == "cluster"
-    assert errors[lost.name]["message"] == "the node or its staging process died"
+    assert errors[lost.name]["message"] == "the node or the process at work there died"
     assert errors[lost.name]["where"] == lost.ip
     staging.full_checks(staging.hosts)
     staging.wait_for_no_actor()

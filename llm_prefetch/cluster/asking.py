@@ -1,0 +1,97 @@
+"""Ask every node the same: one pinned task on each, whose answer or error is that node's own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from llm_prefetch.cluster.failures import lost
+from llm_prefetch.cluster.reports import Node
+from llm_prefetch.errors import ClusterError, PrefetchError
+
+_POLL_SECONDS = 0.5
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[_Value]):
+    """What one node says: a value, or the error that kept it from one."""
+
+    node: Node
+    value: _Value | None = None
+    error: PrefetchError | None = None
+
+
+def ask_nodes(
+    nodes: Sequence[Node],
+    question: Callable[..., _Value],
+    *arguments: Any,  # noqa: ANN401 (whatever the question takes)
+    seconds: float,
+    stop: threading.Event | None = None,
+    on_answer: Callable[[Answer[_Value]], None] = lambda _answer: None,
+) -> list[Answer[_Value]]:
+    """Call `question(*arguments)` on all `nodes` at once; an answer for each, in their order. Raises nothing of theirs.
+
+    Args:
+        nodes: Where.
+        question: A function at the top of a module of this package, which every node has.
+        arguments: What it is called with; anything that pickles.
+        seconds: How long all of it may take. A node that has not answered then has an error, and stops.
+        stop: When set, the nodes stop too.
+        on_answer: Told of each answer as it comes.
+    """
+    # An error of ours is an answer, so that it crosses Ray as it is.
+    task = ray.remote(_answered).options(num_cpus=0, max_retries=0)
+    asked = {
+        task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), name=question.__name__
+        ).remote(question, arguments): node
+        for node in nodes
+    }
+    answers: dict[str, Answer[_Value]] = {}
+    waiting, deadline = list(asked), time.monotonic() + seconds
+    try:
+        while waiting and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
+            done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
+            for reference in done:
+                answer = _answer(asked[reference], reference)
+                answers[answer.node.id] = answer
+                on_answer(answer)
+    finally:
+        for reference in waiting:
+            with suppress(RayError):
+                ray.cancel(reference, force=True)
+    for reference in waiting:
+        answers[asked[reference].id] = Answer(asked[reference], error=_late(asked[reference], seconds, stop))
+    return [answers[node.id] for node in nodes]
+
+
+def _answered(question: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    try:
+        return question(*arguments)
+    except PrefetchError as error:
+        return error
+
+
+def _answer(node: Node, reference: Any) -> Answer[Any]:  # noqa: ANN401 (an ObjectRef)
+    try:
+        value = ray.get(reference)
+    except RayError as error:
+        return Answer(node, error=lost(node, error))
+    return Answer(node, error=value) if isinstance(value, PrefetchError) else Answer(node, value)
+
+
+def _late(node: Node, seconds: float, stop: threading.Event | None) -> ClusterError:
+    if stop is not None and stop.is_set():
+        return ClusterError("it was cancelled", where=node.address, hint="run the same again")
+    return ClusterError(
+        f"no answer within {seconds:g} s", where=node.address, hint="see the Ray logs of that node"
+    )
