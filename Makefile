@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
-UNIT := not (engine or ray or prefect or cloud or browser or gpu)
+UNIT := not (engine or ray or prefect or cloud or browser or gpu or slow)
 # Two workers, each file in one of them, so that what a file shares is started once; long files first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
@@ -49,7 +49,7 @@ check: .venv/.base
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	@echo 'pytest -n auto -m "$(UNIT)"'; $(RUN) -m pytest -q -n auto -m "$(UNIT)" $(ARGS)
+	@echo 'pytest -n 4 -m "$(UNIT)"'; $(RUN) -m pytest -q -n 4 -m "$(UNIT)" $(ARGS)
 
 # Half an hour and 16 GB of disk; ARGS=--write puts the tables and the plot into docs.
 bench: .venv/.base

@@ -25,12 +25,27 @@ hypothesis.settings.register_profile("fast", max_examples=40, deadline=None)
 hypothesis.settings.load_profile("fast")
 
 
-_LONGEST_FIRST = ("engine", "ray", "prefect", "browser", "cloud")
+_LONGEST_FIRST = ("engine", "ray", "prefect", "browser", "cloud", "slow")
+# Files that kill processes by the dozen or wait for deadlines; everything else in `make check` takes seconds.
+_SLOW = (
+    "cli/test_exit_codes.py",
+    "cli/test_interrupt.py",
+    "crash/",
+    "origins/test_https.py",
+    "serve/test_group.py",
+    "serve/test_prefect_rung.py",
+    "serve/test_stage_rung.py",
+    "serve/test_whole_start.py",
+    "transfer/test_crew.py",
+)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, a long file that begins last is waited for alone."""
+    for item in items:
+        if item.nodeid.startswith(tuple(f"tests/{name}" for name in _SLOW)):
+            item.add_marker("slow")
     marks = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     items.sort(
         key=lambda item: next(

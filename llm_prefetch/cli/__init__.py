@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llm_prefetch import __version__, settings
-from llm_prefetch.cli import node, publishing, staging, timeline
+from llm_prefetch.cli import doctor, node, publishing, staging, timeline
 from llm_prefetch.cli.display import print_error
 from llm_prefetch.cli.interrupt import exit_code, interruptible
 from llm_prefetch.errors import DiskError, PrefetchError, UsageError, disk_error
@@ -96,4 +96,5 @@ def make_parser() -> argparse.ArgumentParser:
     staging.add_commands(commands, [common, stored])
     node.add_commands(commands, [common, stored])
     timeline.add_commands(commands, [common, stored])
+    doctor.add_commands(commands, [common, stored])
     return parser

@@ -49,7 +49,8 @@ def interruptible() -> Iterator[threading.Event]:
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # After one signal the process is ending: another one must not change the exit code.
+            signal.signal(number, signal.SIG_IGN if raised.is_set() else handler)
         os.close(writing)
         watcher.join()
         os.close(reading)

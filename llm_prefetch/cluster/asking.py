@@ -49,7 +49,7 @@ def ask_nodes(
         on_answer: Told of each answer as it comes.
     """
     # An error of ours is an answer, so that it crosses Ray as it is.
-    task = ray.remote(_answered).options(num_cpus=0, max_retries=0)
+    task = ray.remote(num_cpus=0, max_retries=0)(_answered)
     asked = {
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), name=question.__name__
