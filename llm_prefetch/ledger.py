@@ -71,17 +71,25 @@ def append(store: NodeStore, kind: str, **facts: Any) -> None:  # noqa: ANN401 (
         _log.warning("the ledger %s cannot be written: %s", store.ledger, error)
 
 
-def read(store: NodeStore, *kinds: str) -> list[dict[str, Any]]:
-    """The rows of the given kinds (all without any), oldest first; a torn row is left out."""
+def read(store: NodeStore, *kinds: str, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The rows of the given kinds (all without any), oldest first; a torn row is left out.
+
+    `last_bytes` looks only at so much of the ledger's end.
+    """
     try:
-        lines = store.ledger.read_text("utf-8", errors="replace").splitlines()
+        with store.ledger.open("rb") as file:
+            skip = 0 if last_bytes is None else max(0, os.fstat(file.fileno()).st_size - last_bytes)
+            file.seek(skip)
+            if skip:
+                file.readline()  # the rest of a row
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
     rows = []
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and (not kinds or row.get("kind") in kinds):
             rows.append(row)

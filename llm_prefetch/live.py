@@ -18,11 +18,14 @@ from blake3 import blake3
 
 from llm_prefetch import ledger, settings
 from llm_prefetch.errors import NotReadyError, SpecError, disk_error
+from llm_prefetch.holds import lift, next_hold, read_hold, write_hold
 from llm_prefetch.manifest import canonical_json
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import Verdict
 from llm_prefetch.store import NodeStore, locked, read_json, sync_folder, write_file, write_link
 from llm_prefetch.verify import Check, full_check, quick_check, worst
+
+_ROLLBACK = "rollback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +145,38 @@ def switch(
     """Make `bundle` the live one; waits for replicas that are starting. Returns whether anything changed.
 
     Raises:
+        NotReadyError: a rollback left this bundle, and only a rollback goes to it again.
         LockTimeoutError: replicas were still starting after `seconds` seconds.
         DiskError: the disk refused.
     """
     before, target = current_bundle(store, deployment), f"../bundles/{bundle.id}"
     if before == bundle.id and store.live(deployment).readlink() == Path(target):
         return False
+    if why != _ROLLBACK:
+        _refuse_what_was_left(store, deployment, before, bundle)
     patience = settings.SWITCH_SECONDS.get() if seconds is None else seconds
     with locked(
         start_lock(store, deployment), seconds=patience, waiting_for=f"a starting replica of {deployment}"
     ):
         ledger.mark("switch")
+        if why != _ROLLBACK:
+            lift(store, deployment)
         try:
             write_link(store.live(deployment), target)
         except OSError as error:
             raise disk_error(error, str(store.live(deployment))) from error
     ledger.append(store, "switch", deployment=deployment, bundle=bundle.id, before=before, why=why)
     return True
+
+
+def _refuse_what_was_left(store: NodeStore, deployment: str, live: str | None, bundle: Bundle) -> None:
+    hold = read_hold(store, deployment, live)
+    if hold is not None and bundle.id in hold.left:
+        raise NotReadyError(
+            f"{deployment} was {hold}; this is the bundle that it left",
+            where=bundle.id[:19],
+            hint=f"stage another version, or go to it by `llm-prefetch rollback {deployment} --to {bundle.id[:19]}`",
+        )
 
 
 def rollback(
@@ -168,10 +186,21 @@ def rollback(
     to: str | None = None,
     seconds: float | None = None,
     dry_run: bool = False,
+    by: str = "",
+    why: str = "",
 ) -> Bundle:
     """Switch back to the generation before the live one, or to the bundle named `to` (a prefix is enough).
 
-    `dry_run` checks everything and switches nothing.
+    What it goes back from is held off: see `holds`.
+
+    Args:
+        store: Of this node.
+        deployment: What to roll back.
+        to: A bundle, not the one before.
+        seconds: How long to wait for replicas that are starting.
+        dry_run: Check everything and switch nothing.
+        by: Who wants it; else the user of this process.
+        why: The reason, for whoever is kept from staging what was left.
 
     Raises:
         SpecError: there is no such deployment or bundle.
@@ -199,7 +228,11 @@ def rollback(
     if dry_run:
         return bundle
     bundle = make_bundle(store, bundle.members)  # mends its links
-    switch(store, deployment, bundle, why="rollback", seconds=seconds)
+    try:
+        write_hold(store, deployment, next_hold(store, deployment, live, bundle.id, by=by, why=why))
+    except OSError as error:
+        raise disk_error(error, str(store.root)) from error
+    switch(store, deployment, bundle, why=_ROLLBACK, seconds=seconds)
     return bundle
 
 
@@ -265,7 +298,7 @@ def generations(store: NodeStore, deployment: str) -> list[str]:
         if row.get("deployment") != deployment:
             continue
         _pass(passed, row.get("before"))  # its own row may be lost in a kill
-        if row.get("why") == "rollback" and row["bundle"] in passed:
+        if row.get("why") == _ROLLBACK and row["bundle"] in passed:
             while passed[-1] != row["bundle"]:
                 passed.pop()
         else:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
-from llm_prefetch.errors import NoSpaceError
 from llm_prefetch.held import Held, find_held
 from llm_prefetch.journal import Journal, read_journal
-from llm_prefetch.manifest import CHUNK_BYTES, Manifest
+from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
 from llm_prefetch.record import CommitRecord, Verdict, check_record, records
 from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source
 from llm_prefetch.store import NodeStore
-
-_RESERVE_BYTES = 64 * 2**20
-"""Left free for journals, records and the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +41,8 @@ class PlanSummary:
     total_bytes: int
     fetch_bytes: int
     reuse_bytes: int
+    space_bytes: int
     free_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether the bytes to fetch fit on the disk."""
-        return self.fetch_bytes <= self.free_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +68,16 @@ class Plan:
         return self.total_bytes - self.reuse_bytes
 
     @property
+    def space_bytes(self) -> int:
+        """Bytes of the disk that it takes: what is fetched and what is copied. A file that is linked takes none."""
+        copied = 0
+        for number, chunks in groupby(self.local, key=lambda chunk: chunk.file):
+            entry, here = self.source.content.files[number], list(chunks)
+            linked = isinstance(entry, FileEntry) and self.held.file(entry) and len(here) == len(entry.chunks)
+            copied += 0 if linked else sum(chunk.length for chunk in here)
+        return self.fetch_bytes + copied
+
+    @property
     def summary(self) -> PlanSummary:
         """The plan in numbers."""
         content, artifact = self.source.content, self.source.artifact
@@ -88,6 +91,7 @@ class Plan:
             total_bytes=self.total_bytes,
             fetch_bytes=self.fetch_bytes,
             reuse_bytes=self.reuse_bytes,
+            space_bytes=self.space_bytes,
             free_bytes=self.free_bytes,
         )
 
@@ -99,21 +103,21 @@ def make_plan(store: NodeStore, source: Source, journal: Journal | None = None) 
         OSError: the store cannot be read.
     """
     content = source.content
-    free_bytes = _free_bytes(store.root)
+    free = free_bytes(store.root)
     committed = find_committed(store, source)
     if committed is not None:
-        return Plan(source, committed, (), committed.bytes, committed.bytes, free_bytes)
+        return Plan(source, committed, (), committed.bytes, committed.bytes, free)
     done = (journal or read_journal(store.partial(source.key) / "journal")).done
     missing = [chunk for chunk in all_chunks(source) if not _is_done(chunk, done)]
     held = find_held(store, {chunk.digest for chunk in missing} - {""})
     chunks = tuple(chunk for chunk in missing if chunk.digest not in held.chunks)
     local = tuple(chunk for chunk in missing if chunk.digest in held.chunks)
     reuse_bytes = content.total_bytes - sum(chunk.length for chunk in chunks)
-    return Plan(source, None, chunks, content.total_bytes, reuse_bytes, free_bytes, local, held)
+    return Plan(source, None, chunks, content.total_bytes, reuse_bytes, free, local, held)
 
 
-def _free_bytes(root: Path) -> int:
-    """What is free on the disk of `root`, or on the one where it would be made."""
+def free_bytes(root: Path) -> int:
+    """Bytes that are free on the disk of `root`, or on the one where it would be made."""
     while True:
         try:
             found = os.statvfs(root)
@@ -154,18 +158,3 @@ def all_chunks(source: Source) -> list[Chunk]:
 def _is_done(chunk: Chunk, done: Mapping[tuple[int, int], str]) -> bool:
     digest = done.get((chunk.file, chunk.index), "")
     return digest == chunk.digest if chunk.digest else bool(digest)
-
-
-def check_space(store: NodeStore, plan: Plan) -> None:
-    """Refuse a transfer that cannot fit.
-
-    Raises:
-        NoSpaceError: too little is free.
-    """
-    missing = plan.fetch_bytes - plan.free_bytes
-    if missing > 0:
-        raise NoSpaceError(
-            f"{plan.source.artifact.name!r} needs {plan.fetch_bytes} bytes, {plan.free_bytes} are free",
-            where=str(store.root),
-            hint=f"free at least {missing + _RESERVE_BYTES} bytes on this disk, then stage again",
-        )

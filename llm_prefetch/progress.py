@@ -1,14 +1,18 @@
-"""Progress of a staging, reported by bytes: the protocol, and the two that need no dependency."""
+"""Progress of a staging, reported by bytes: the protocol, who counts, and how it reads."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Protocol
 
 _ALMOST = 99.0
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_STEP = 1000
+_MINUTE = 60
 
 
 class Progress(Protocol):
@@ -45,11 +49,13 @@ class Snapshot:
     total_bytes: int
     done_bytes: int
     seconds: float
+    since_bytes: int = 0
+    """How many of those done were there when the `seconds` began: they are no speed."""
 
     @property
     def rate(self) -> float:
-        """Bytes per second since the start."""
-        return self.done_bytes / self.seconds if self.seconds > 0 else 0.0
+        """Bytes per second."""
+        return max(0, self.done_bytes - self.since_bytes) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def eta_seconds(self) -> float | None:
@@ -108,38 +114,124 @@ class PercentOfNodes:
         percent: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`report` is told the percentage over all `nodes`, and the sum over those that have begun."""
+        """`report` is told the percentage, and the sum over all `nodes` with the rate since its last report."""
         self._report, self._nodes = report, nodes
         self._seconds, self._percent, self._clock = seconds, percent, clock
         self._lock = threading.Lock()
         self._snapshots: dict[str, Snapshot] = {}
         self._last_at, self._last_percent = clock(), 0.0
+        self._began, self._window = _Since(clock()), _Since(clock())
 
     def update(self, node: str, snapshot: Snapshot) -> None:
         """A node is now as far as `snapshot` says."""
         if not snapshot.total_bytes:
             return
         with self._lock:
-            self._snapshots[node] = snapshot
-            total = self._sum()
-            # Nodes that have not begun are taken to be as large as those that have.
-            expected = total.total_bytes * self._nodes / len(self._snapshots)
-            percent = min(100.0 * total.done_bytes / expected, _ALMOST)
             now = self._clock()
+            if not self._snapshots:
+                self._began, self._window = _Since(now), _Since(now)
+            if node not in self._snapshots:  # what it has at once was there before
+                self._began.bytes += snapshot.done_bytes
+                self._window.bytes += snapshot.done_bytes
+            self._snapshots[node] = snapshot
+            total = self._sum(now, self._window)
+            percent = _percent(total)
             if percent - self._last_percent < self._percent or now - self._last_at < self._seconds:
                 return
             self._last_at, self._last_percent = now, percent
+            self._window = _Since(now, total.done_bytes)
         self._report(percent, total)
 
-    def finish(self) -> None:
-        """All is done."""
-        self._report(100.0, self._sum())
+    def finish(self, *, complete: bool = True) -> None:
+        """All is done, or as much as will be; the rate is now that of the whole time."""
+        with self._lock:
+            total = self._sum(self._clock(), self._began)
+        self._report(100.0 if complete else _percent(total), total)
 
-    def _sum(self) -> Snapshot:
+    def _sum(self, now: float, since: _Since) -> Snapshot:
         snapshots = self._snapshots.values()
-        return Snapshot(
-            f"{len(snapshots)} nodes",
-            sum(snapshot.total_bytes for snapshot in snapshots),
-            sum(snapshot.done_bytes for snapshot in snapshots),
-            max((snapshot.seconds for snapshot in snapshots), default=0.0),
+        # Nodes that have not begun are taken to be as large as those that have.
+        known = sum(snapshot.total_bytes for snapshot in snapshots)
+        expected = known * self._nodes // len(snapshots) if snapshots else 0
+        done = sum(snapshot.done_bytes for snapshot in snapshots)
+        nodes = "1 node" if self._nodes == 1 else f"{self._nodes} nodes"
+        return Snapshot(nodes, expected, done, now - since.at, since.bytes)
+
+
+@dataclass
+class _Since:
+    """Where a rate is measured from."""
+
+    at: float
+    bytes: int = 0
+
+
+def _percent(total: Snapshot) -> float:
+    return min(100.0 * total.done_bytes / total.total_bytes, _ALMOST) if total.total_bytes else 0.0
+
+
+class InBackground:
+    """Passes reports on from a thread of its own, only the newest of those that wait.
+
+    Who reports never waits, so a server that is away or slow does not hold up a staging.
+    """
+
+    def __init__(self, report: Callable[[float, Snapshot], None]) -> None:
+        """`report` raises nothing; it sees the context variables of who made this."""
+        self._report = report
+        self._next: tuple[float, Snapshot] | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._pass_on,), name="progress", daemon=True
         )
+        self._thread.start()
+
+    def __call__(self, percent: float, total: Snapshot) -> None:
+        """Report this next."""
+        with self._changed:
+            self._next = (percent, total)
+            self._changed.notify()
+
+    def close(self, seconds: float) -> None:
+        """Wait so long at most until the last report has been passed on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _pass_on(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next is not None or self._closed)
+                if self._next is None:
+                    return
+                told, self._next = self._next, None
+            self._report(*told)
+
+
+def how_far(total: Snapshot) -> str:
+    """One line: bytes, percentage, rate and the time that is left."""
+    done, whole, rate = total.done_bytes, total.total_bytes, total.rate
+    if not whole:
+        return f"{total.label}: nothing to fetch"
+    left = f", {duration((whole - done) / rate)} left" if rate > 0 and whole > done else ""
+    return f"{total.label}: {size(done)} of {size(whole)} ({100 * done // whole}%), {size(rate)}/s{left}"
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in _UNITS:
+        if count < _STEP or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _STEP
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """A time to wait, as a person reads it."""
+    minutes, rest = divmod(round(seconds), _MINUTE)
+    hours, minutes = divmod(minutes, _MINUTE)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

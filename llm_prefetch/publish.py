@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -62,11 +63,17 @@ class PublishReport:
 
 
 def publish(
-    source: Path, uri: str, *, progress: Progress | None = None, dry_run: bool = False
+    source: Path,
+    uri: str,
+    *,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    identity: Mapping[str, Any] | None = None,
 ) -> PublishReport:
     """Upload the folder `source` to `uri` and write the manifest; `dry_run` only hashes.
 
     Files that the manifest at `uri` knows by the same digests, and that are there at their size, are not uploaded.
+    The `identity` of a compile cache stands in its manifest, and so in its version.
 
     Raises:
         UsageError: the folder is not there, or holds nothing or something that is not a file.
@@ -103,7 +110,7 @@ def publish(
 
     with _threads(_WORKERS, ended) as pool:
         entries = list(pool.map(upload, paths))
-    manifest = Manifest(tuple(entries))
+    manifest = Manifest(tuple(entries), identity=identity or {})
     if not dry_run:
         with _threads(_LOOKS, ended) as pool:
             etags = _check_etags(pool, origin, uri, made, stop)

@@ -136,7 +136,7 @@ def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journ
             good = [
                 (index, start, digest)
                 for index, (start, digest) in enumerate(zip(starts, file.chunks, strict=True))
-                if hash_range(old, start, manifest.chunk_bytes) == digest
+                if _is_right(old, start, manifest.chunk_bytes, digest)
             ]
             new.parent.mkdir(parents=True, exist_ok=True)
             if len(good) == len(file.chunks):
@@ -147,6 +147,14 @@ def _keep_good_files(manifest: Manifest, aside: Path, tree: Path, journal: Journ
                 journal.enter(number, index, digest)
     finally:
         journal.close()
+
+
+def _is_right(path: Path, start: int, size: int, digest: str) -> bool:
+    """What the disk cannot read is wrong too."""
+    try:
+        return hash_range(path, start, size) == digest
+    except OSError:
+        return False
 
 
 def _copy_chunks(

@@ -76,7 +76,7 @@ class Artifact(_Strict):
         default=None,
         pattern=_VERSION_PATTERN,
         description="Pin: stage exactly this version (b3-...) or fail. Empty: what the origin holds now. "
-        "An artifact of kind plugin is code, and needs it.",
+        "Artifacts of kind plugin and compile-cache are code, and need it.",
     )
     include: list[str] = Field(
         default=[], description="Only paths that match one of these patterns. Empty: all."
@@ -94,6 +94,24 @@ class Artifact(_Strict):
         "each node that has vLLM, before anything is switched.",
         examples=[{"reasoning": ["my_parser.py:MyParser"]}],
     )
+    required: bool = Field(
+        default=False,
+        description="Of an artifact of kind compile-cache: fail where it is not pinned or does not fit the node. Else it is "
+        "left out there, and replicas compile for themselves.",
+    )
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is code, and of a version that the spec trusts."""
+        return self.kind in ("plugin", "compile-cache") and self.version is not None
+
+    @model_validator(mode="after")
+    def _required_caches(self) -> Artifact:
+        if self.required and self.kind != "compile-cache":
+            raise ValueError(
+                f"required: {self.name!r} is of kind {self.kind}, which is never left out; only a compile-cache is"
+            )
+        return self
 
     @model_validator(mode="after")
     def _plugins_in_plugins(self) -> Artifact:
@@ -136,6 +154,11 @@ class Policy(_Strict):
         default="all",
         pattern=_MIN_READY_PATTERN,
         description="Nodes that must be ready for success: all, a number, or a percentage such as 80%.",
+    )
+    make_room: bool = Field(
+        default=True,
+        description="Where it does not fit, delete what nothing needs, oldest first and no more than necessary: versions "
+        "that are not live, not in use by a replica, not pinned and not what a rollback goes to, and unfinished work.",
     )
 
     @field_validator("min_ready", mode="before")

@@ -7,8 +7,8 @@ two stagings of the same version one works while the other waits for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,23 @@ from llm_prefetch.commit import seal
 from llm_prefetch.errors import PrefetchError, SpecError, disk_error
 from llm_prefetch.leases import staging
 from llm_prefetch.ledger import Trace
+from llm_prefetch.leftovers import in_use
 from llm_prefetch.links import check_link, place_link
 from llm_prefetch.live import Member, is_live, make_bundle, switch
 from llm_prefetch.manifest import Manifest, parse_manifest
-from llm_prefetch.plan import Plan, make_plan
 from llm_prefetch.progress import NoProgress, Progress
 from llm_prefetch.record import Verdict, read_record
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
+from llm_prefetch.stage_caches import (
+    KIND,
+    LeftOut,
+    caches_last,
+    find_source,
+    install_cache,
+    told,
+)
 from llm_prefetch.stage_plugins import check_pinned, try_plugins
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
@@ -44,6 +52,8 @@ class StageReport:
     seconds: float
     preflight: str = ""
     """What became of the trial of the plugins; empty where there was none."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Compile caches that this node does not get: replicas compile for themselves."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -56,21 +66,14 @@ class StageReport:
         return sum(artifact.reused_bytes for artifact in self.artifacts)
 
     @property
+    def evicted_bytes(self) -> int:
+        """Bytes set free of leftovers, because it did not fit."""
+        return sum(artifact.evicted_bytes for artifact in self.artifacts)
+
+    @property
     def verdict(self) -> Verdict:
         """The first verdict that is not `HIT`, or `HIT`."""
         return next((a.verdict for a in self.artifacts if a.verdict is not Verdict.HIT), Verdict.HIT)
-
-
-def plan(spec: Spec, store: NodeStore) -> list[Plan]:
-    """What `stage` would do on this node now.
-
-    Raises:
-        PrefetchError: as `stage`.
-    """
-    try:
-        return [make_plan(store, resolve(artifact, stop=Stop())) for artifact in spec.artifacts]
-    except OSError as error:
-        raise disk_error(error, str(store.root)) from error
 
 
 def stage(
@@ -99,44 +102,89 @@ def stage(
     throttle = throttle or Throttle(spec.policy.bytes_per_second)
     until = Stop(stop, seconds=spec.policy.deadline_seconds)
     linked = [artifact for artifact in spec.artifacts if artifact.link]
+    members: list[Member] = []
     reports: list[ArtifactReport] = []
+    without: list[LeftOut] = []
     facts: dict[str, Any] = {"deployment": spec.deployment, "artifacts": []}
-    with staging(store, spec.deployment), _recorded(store, "stage", "ready", trace, facts):
+    with (
+        staging(store, spec.deployment),
+        ExitStack() as counted_on,
+        _recorded(store, "stage", "ready", trace, facts),
+    ):
         for artifact in linked:
             check_link(store, Path(artifact.link or ""))
         for artifact in spec.artifacts:
             check_pinned(artifact, until)
-        for artifact in spec.artifacts:
+        for artifact in caches_last(spec.artifacts):
             with trace.step("resolve", artifact=artifact.name):
-                source = resolve(artifact, pinned=(manifests or {}).get(artifact.name), stop=until)
-            report = stage_artifact(source, store, progress, throttle, until, trace)
-            reports.append(report)
-            facts["artifacts"].append(
-                {"name": report.name, "version": report.version, "fetched": report.fetched_bytes}
+                versions = {member.name: member.version for member in members}
+                pinned = (manifests or {}).get(artifact.name)
+                source = find_source(artifact, spec, store, versions, pinned=pinned, stop=until)
+            if isinstance(source, LeftOut):
+                without.append(told(source, facts, progress))
+                continue
+            counted_on.enter_context(in_use(store, source.key))  # so that nobody deletes it before it is live
+            report = stage_artifact(
+                source, store, progress, throttle, until, trace, evict=spec.policy.make_room
             )
-        members = [_member(*pair) for pair in zip(spec.artifacts, reports, strict=True)]
+            counted_on.enter_context(in_use(store, report.version))
+            reports.append(report)
+            facts["artifacts"].append(_told(report))
+            members.append(_member(artifact, report))
         plugged = any(artifact.plugins for artifact in spec.artifacts)
         if plugged and not is_live(store, spec.deployment, members):  # what is live was tried before
             with trace.step("preflight"):
                 versions = {member.name: member.version for member in members}
                 facts["preflight"] = try_plugins(spec.artifacts, store, versions, progress, until)
+        _install_caches(store, spec.deployment, members, progress, trace)
         with trace.step("live"):
             bundle = make_bundle(store, members)
             switched = switch(store, spec.deployment, bundle, why="stage")
-            for artifact in linked:
-                place_link(store, spec.deployment, artifact.name, Path(artifact.link or ""))
+            _place_links(store, spec, members)
         with trace.step("sync"):
             for report in reports:
                 _sync(store, report)
     return StageReport(
-        spec.deployment, bundle.id, switched, tuple(reports), trace.seconds, facts.get("preflight", "")
+        spec.deployment,
+        bundle.id,
+        switched,
+        tuple(reports),
+        trace.seconds,
+        facts.get("preflight", ""),
+        tuple(without),
     )
+
+
+def _install_caches(
+    store: NodeStore, deployment: str, members: Sequence[Member], progress: Progress, trace: Trace
+) -> None:
+    for member in members:
+        if member.kind == KIND:
+            with trace.step("install", artifact=member.name) as row:
+                row["outcome"] = install_cache(store, deployment, member.name, member.version, progress)
+
+
+def _place_links(store: NodeStore, spec: Spec, members: Sequence[Member]) -> None:
+    staged = {member.name for member in members}
+    for artifact in spec.artifacts:
+        if artifact.link and artifact.name in staged:
+            place_link(store, spec.deployment, artifact.name, Path(artifact.link))
+
+
+def _told(report: ArtifactReport) -> dict[str, Any]:
+    """One artifact in the ledger's row."""
+    return {
+        "name": report.name,
+        "version": report.version,
+        "fetched": report.fetched_bytes,
+        "reused": report.reused_bytes,
+        "evicted": report.evicted_bytes,
+    }
 
 
 def _member(artifact: Artifact, report: ArtifactReport) -> Member:
     """Only code has to be pinned, so only there a pin makes a bundle of its own."""
-    pinned = artifact.kind == "plugin" and artifact.version is not None
-    return Member(report.name, artifact.kind, report.version, pinned)
+    return Member(report.name, artifact.kind, report.version, artifact.pinned)
 
 
 def repair(

@@ -15,12 +15,13 @@ from llm_prefetch.ledger import Trace
 from llm_prefetch.manifest import Listing, Manifest
 from llm_prefetch.origins import ObjectInfo
 from llm_prefetch.origins.stated import check_tree
-from llm_prefetch.plan import check_space, find_committed, make_plan
+from llm_prefetch.plan import find_committed, make_plan
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import CommitRecord, Verdict, check_record, read_record, records, write_record
 from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source
 from llm_prefetch.reuse import reuse
+from llm_prefetch.room import make_room
 from llm_prefetch.salvage import prepare_partial, seal_listing
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, locked
@@ -39,6 +40,8 @@ class ArtifactReport:
     fetched_bytes: int
     reused_bytes: int
     seconds: float
+    evicted_bytes: int = 0
+    """Set free of leftovers to make room."""
 
 
 def stage_artifact(
@@ -48,8 +51,12 @@ def stage_artifact(
     throttle: Throttle,
     stop: Stop,
     trace: Trace,
+    *,
+    evict: bool = True,
 ) -> ArtifactReport:
     """Make one artifact a committed version on this node, if it is not one; `trace` gets its steps.
+
+    Where it does not fit, leftovers are deleted, if `evict` allows it.
 
     Raises:
         PrefetchError: as `stage`.
@@ -58,7 +65,7 @@ def stage_artifact(
     begin = time.monotonic()
     name = source.artifact.name
     record = find_committed(store, source)
-    fetched = 0
+    fetched = evicted = 0
     if record is None:
         waiting = f"another staging of {name} {source.key[:15]}"
         with (
@@ -72,7 +79,9 @@ def stage_artifact(
         ):
             record = find_committed(store, source) or _proven_again(source, store, progress, stop)
             if record is None:
-                record, fetched = _fetch_and_commit(source, store, progress, throttle, stop, trace)
+                record, fetched, evicted = _fetch_and_commit(
+                    source, store, progress, throttle, stop, trace, evict=evict
+                )
     _check_pin(source, record.version)
     with trace.step("verify", artifact=name):
         check = quick_check(store, name, record.version)
@@ -84,7 +93,7 @@ def stage_artifact(
         )
     reused = record.bytes - fetched
     return ArtifactReport(
-        name, record.version, check.verdict, record.bytes, fetched, reused, time.monotonic() - begin
+        name, record.version, check.verdict, record.bytes, fetched, reused, time.monotonic() - begin, evicted
     )
 
 
@@ -121,15 +130,17 @@ def _fetch_and_commit(
     throttle: Throttle,
     stop: Stop,
     trace: Trace,
-) -> tuple[CommitRecord, int]:
-    """Returns the record and the bytes that were fetched."""
+    *,
+    evict: bool,
+) -> tuple[CommitRecord, int, int]:
+    """Returns the record, the bytes that were fetched, and those that were set free for them."""
     name, key = source.artifact.name, source.key
     with trace.step("prepare", artifact=name):
         journal = prepare_partial(store, source)
         todo = make_plan(store, source, journal)
         if todo.committed is not None:  # meanwhile, by one that our lock did not keep out
-            return todo.committed, 0
-        check_space(store, todo)
+            return todo.committed, 0, 0
+        gone = make_room(store, todo, allowed=evict, say=progress.say, stop=stop)
     progress.start(name, todo.total_bytes)
     progress.advance(todo.reuse_bytes)
     tree = store.partial(key) / "tree"
@@ -142,7 +153,7 @@ def _fetch_and_commit(
             journal.close()
     with trace.step("commit", artifact=name):
         record = _commit(source, store, journal, inodes, stop)
-    return record, todo.fetch_bytes
+    return record, todo.fetch_bytes, sum(one.bytes for one in gone)
 
 
 def _check_stated(source: Source, content: Listing, store: NodeStore, stop: Stop) -> None:

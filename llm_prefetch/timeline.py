@@ -11,6 +11,7 @@ UNFINISHED = "unfinished"
 
 _VISIBLE_ERROR = 0.05
 _SHORT = 0.1
+_ENDLESS = 1e18  # more is no number of seconds or bytes; nor is "NaN", which Python's JSON reads
 _STAGING_RUNGS = frozenset({"wait", "prefect", "stage"})
 
 
@@ -48,6 +49,8 @@ class Start:
     seconds: float | None
     outcome: str
     phases: tuple[Phase, ...]
+    node: str = ""
+    """Its address, where starts of several nodes are together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class Staging:
     seconds: float | None
     outcome: str
     phases: tuple[Phase, ...]
+    reused: int = 0
+    """Bytes that were on the node already."""
+    node: str = ""
+    """Its address, where stagings of several nodes are together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ def read_starts(rows: Iterable[dict[str, Any]]) -> list[Start]:
     ended: dict[str, dict[str, Any]] = {}
     staged: list[Staging] = []
     for row in rows:
-        if row.get("kind") in {"start", "engine"} and row.get("start"):
+        if row.get("kind") in ("start", "engine") and row.get("start"):
             (begun if row["kind"] == "start" else ended)[str(row["start"])] = row
         elif row.get("kind") == "stage":
             staged.append(_staging(row))
@@ -91,12 +98,26 @@ def read_starts(rows: Iterable[dict[str, Any]]) -> list[Start]:
 
 def read_stagings(rows: Iterable[dict[str, Any]]) -> list[Staging]:
     """The stagings and repairs in a ledger's `rows`, oldest first."""
-    return [_staging(row) for row in rows if row.get("kind") in {"stage", "repair"}]
+    return [_staging(row) for row in rows if row.get("kind") in ("stage", "repair")]
+
+
+def by_phase(phases: Iterable[Phase]) -> dict[str, float]:
+    """The seconds of each phase.
+
+    One may come in several pieces; what one of them took may not be known, and then neither is the whole.
+    """
+    sums: dict[str, float] = {}
+    found = list(phases)
+    unknown = {phase.name for phase in found if phase.seconds is None}
+    for phase in found:
+        if phase.seconds is not None and phase.name not in unknown:
+            sums[phase.name] = sums.get(phase.name, 0.0) + phase.seconds
+    return sums
 
 
 def compare(first: Start, second: Start) -> list[Difference]:
     """Phase by phase, each by its whole time, in the order of a start; then what both took in all."""
-    sums = [_by_name(start.phases) for start in (first, second)]
+    sums = [by_phase(start.phases) for start in (first, second)]
     names = _merged([list(dict.fromkeys(phase.name for phase in start.phases)) for start in (first, second)])
     found = [Difference(name, sums[0].get(name), sums[1].get(name)) for name in names]
     return [*found, Difference("total", first.seconds, second.seconds)]
@@ -133,8 +154,8 @@ def _start(begun: dict[str, Any], ended: dict[str, Any], staged: Sequence[Stagin
 
 def _fetched(begun: dict[str, Any], staged: Sequence[Staging]) -> int | None:
     """What the replica waited for: nothing on a hit, else what stagings of its deployment fetched meanwhile."""
-    if isinstance(begun.get("bytes"), int):
-        return int(begun["bytes"])
+    if _number(begun.get("bytes")) is not None:
+        return _count(begun["bytes"])
     if begun.get("rung") == "hit":
         return 0
     until = _number(begun.get("at")) or 0.0
@@ -150,12 +171,10 @@ def _fetched(begun: dict[str, Any], staged: Sequence[Staging]) -> int | None:
 
 
 def _ladder(begun: dict[str, Any]) -> list[dict[str, Any]]:
-    ladder = begun.get("ladder")
-    return [attempt for attempt in ladder if isinstance(attempt, dict)] if isinstance(ladder, list) else []
+    return _dicts(begun.get("ladder"))
 
 
 def _phases(given: object) -> tuple[Phase, ...]:
-    rows = [row for row in given if isinstance(row, dict)] if isinstance(given, list) else []
     return tuple(
         Phase(
             name=str(row.get("phase", "")),
@@ -164,7 +183,7 @@ def _phases(given: object) -> tuple[Phase, ...]:
             within=_number(row.get("within")) or 0.0,
             source=str(row.get("source", "")),
         )
-        for row in rows
+        for row in _dicts(given)
     )
 
 
@@ -183,12 +202,11 @@ def _coarse(begun: dict[str, Any], ended: dict[str, Any]) -> tuple[Phase, ...]:
 
 
 def _staging(row: dict[str, Any]) -> Staging:
-    steps = [step for step in row.get("steps", ()) if isinstance(step, dict)]
-    artifacts = [found for found in row.get("artifacts", ()) if isinstance(found, dict)]
+    artifacts = _dicts(row.get("artifacts"))
     return Staging(
         at=_number(row.get("at")) or 0.0,
         deployment=str(row.get("deployment") or row.get("artifact", "")),
-        bytes=sum(int(found.get("fetched") or 0) for found in artifacts),
+        bytes=sum(_count(found.get("fetched")) for found in artifacts),
         seconds=_number(row.get("seconds")),
         outcome=str(row.get("outcome", "")),
         phases=tuple(
@@ -199,19 +217,10 @@ def _staging(row: dict[str, Any]) -> Staging:
                 within=0.0,
                 source="clock",
             )
-            for step in steps
+            for step in _dicts(row.get("steps"))
         ),
+        reused=sum(_count(found.get("reused")) for found in artifacts),
     )
-
-
-def _by_name(phases: Iterable[Phase]) -> dict[str, float]:
-    """A phase may come in several pieces; what one of them took is not known, and then neither is the whole."""
-    sums: dict[str, float] = {}
-    unknown = {phase.name for phase in phases if phase.seconds is None}
-    for phase in phases:
-        if phase.seconds is not None and phase.name not in unknown:
-            sums[phase.name] = sums.get(phase.name, 0.0) + phase.seconds
-    return sums
 
 
 def _merged(orders: Sequence[list[str]]) -> list[str]:
@@ -233,5 +242,16 @@ def _length(phases: Sequence[Phase]) -> float:
     return round(max((phase.at + (phase.seconds or 0.0) for phase in phases), default=0.0), 3)
 
 
+def _dicts(given: object) -> list[dict[str, Any]]:
+    """What can be used of a part of a row; a ledger is a file that anything may have happened to."""
+    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+
+
+def _count(value: object) -> int:
+    return int(_number(value) or 0)
+
+
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _ENDLESS:
+        return float(value)
+    return None

@@ -7,6 +7,7 @@ reads every byte and compares it with the manifest, and the manifest with the ve
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ from llm_prefetch.record import (
 )
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, boot_id
+
+_BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+"""What a read answers where the disk has lost the bytes: damage, unlike a file that this user may not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +137,13 @@ def _compare_bytes(base: Path, manifest: Manifest, progress: Progress, stop: Sto
         stop.raise_if_set()
         path, name, index, digest = job
         start = index * manifest.chunk_bytes
-        return (
-            ""
-            if hash_range(path, start, manifest.chunk_bytes, progress.advance) == digest
-            else f"{name!r} from byte {start}"
-        )
+        try:
+            found = hash_range(path, start, manifest.chunk_bytes, progress.advance)
+        except OSError as error:
+            if error.errno not in _BAD_DISK:
+                raise
+            found = ""
+        return "" if found == digest else f"{name!r} from byte {start}"
 
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="verify") as pool:
         bad = [wrong for wrong in pool.map(check, jobs) if wrong]

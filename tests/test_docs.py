@@ -13,6 +13,7 @@ from llm_prefetch.serve.options import parse_options
 from llm_prefetch.spec import parse_spec
 
 ROOT = Path(__file__).parents[1]
+HOW_TO = ROOT / "docs" / "how-to" / "from-empty-server-to-warm-scale-up.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -41,7 +42,7 @@ def test_the_spec_in_the_readme_is_valid():
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "deployments" / "serve").glob("*.yaml"))]
+    "page", [ROOT / "README.md", HOW_TO, *sorted((ROOT / "deployments" / "serve").glob("*.yaml"))]
 )
 def test_the_callback_in_a_serve_yaml_is_valid(page):
     text = page.read_text()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_prefetch.errors import NoSpaceError
 from llm_prefetch.manifest import CHUNK_BYTES, ListedFile, Listing
-from llm_prefetch.plan import all_chunks, check_space, find_committed, make_plan
+from llm_prefetch.plan import all_chunks, find_committed, make_plan
 from llm_prefetch.salvage import prepare_partial
 from llm_prefetch.store import open_store
 from tests.samples import (
@@ -23,7 +21,6 @@ from tests.samples import (
     make_manifest,
     make_source,
     only_record,
-    raises,
     stage_source,
     tree,
 )
@@ -133,8 +130,11 @@ def test_the_same_version_under_another_name_does_not_count(store):
     assert find_committed(store, make_source(name="other")) is None
 
 
-def test_what_cannot_fit_is_refused_before_it_begins(store):
-    plan = replace(make_plan(store, make_source()), free_bytes=TOTAL - 1)
-    with raises(NoSpaceError, 4, f"needs {TOTAL} bytes", str(store.root)):
-        check_space(store, plan)
-    check_space(store, replace(plan, free_bytes=TOTAL))
+def test_what_is_linked_takes_no_space_and_what_is_copied_does(store):
+    stage_source(store, make_source())
+    linked = {path: FILES[path] for path in ("layers/0/weights.bin", "layers/1/weights.bin")}
+    plan = make_plan(store, make_source(FakeOrigin({**linked, "new": b"new"})))
+    assert (plan.fetch_bytes, plan.space_bytes) == (3, 3)
+    half = {"layers/0/weights.bin": FILES["layers/0/weights.bin"][:16] + b"other"}
+    plan = make_plan(store, make_source(FakeOrigin(half)))
+    assert (plan.fetch_bytes, plan.space_bytes) == (5, 21)

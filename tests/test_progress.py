@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 
-from llm_prefetch.progress import CountingProgress, NoProgress, Snapshot
+from llm_prefetch.progress import CountingProgress, InBackground, NoProgress, Snapshot, duration, how_far
 
 
 class Clock:
@@ -80,3 +80,37 @@ def test_talk_is_not_counted():
     progress = NoProgress()
     progress.start("one", 1)
     progress.advance(1)
+
+
+def test_reports_in_the_background_never_hold_up_who_reports_and_the_last_one_arrives():
+    told, slow = [], threading.Event()
+
+    def report(percent, total):
+        slow.wait(30)
+        told.append((percent, total.label))
+
+    reports = InBackground(report)
+    for percent in range(1, 100):
+        reports(float(percent), Snapshot("some", 100, percent, 1.0))
+    assert told == []  # the server does not answer, and nobody has waited for it
+    slow.set()
+    reports(100.0, Snapshot("all", 100, 100, 1.0))
+    reports.close(30)
+    assert told[-1] == (100.0, "all")
+    assert len(told) <= 3  # what was overtaken is not told
+
+
+def test_a_server_that_never_answers_does_not_keep_the_run_from_ending():
+    never = threading.Event()
+    reports = InBackground(lambda *_: never.wait(60))
+    reports(1.0, Snapshot("some", 100, 1, 1.0))
+    reports.close(0.1)
+    never.set()
+
+
+def test_how_far_it_is_reads_as_a_line():
+    assert how_far(Snapshot("3 nodes", 0, 0, 4.0)) == "3 nodes: nothing to fetch"
+    half = Snapshot("3 nodes", 40 * 10**9, 20 * 10**9, 10.0, since_bytes=10 * 10**9)
+    assert how_far(half) == "3 nodes: 20.0 GB of 40.0 GB (50%), 1.0 GB/s, 20 s left"
+    assert how_far(Snapshot("1 node", 1500, 1500, 1.0)) == "1 node: 1.5 kB of 1.5 kB (100%), 1.5 kB/s"
+    assert [duration(seconds) for seconds in (0.4, 75, 3700)] == ["0 s", "1 min 15 s", "1 h 1 min"]

@@ -23,11 +23,12 @@ from llm_prefetch.errors import (
     UnsafePathError,
     UnsupportedOriginError,
 )
+from llm_prefetch.forecast import find_sources, forecast
 from llm_prefetch.live import check_deployment, current_bundle, rollback
 from llm_prefetch.manifest import CHUNK_BYTES, FileEntry, Manifest
 from llm_prefetch.publish import publish
 from llm_prefetch.record import Verdict, check_record
-from llm_prefetch.stage import plan, stage
+from llm_prefetch.stage import stage
 from llm_prefetch.store import open_store
 from llm_prefetch.verify import full_check
 from tests.samples import (
@@ -106,11 +107,15 @@ def test_staging_a_listing_again_reads_no_byte_of_the_data(store):
     assert origin.reads == []
 
 
+def _planned(spec, store):
+    return forecast(spec, store, find_sources(spec, store)).artifacts
+
+
 def test_the_plan_says_what_staging_then_does(store, origin):
     spec = make_spec(f"file://{origin}", f"file://{origin}")
-    assert [one.fetch_bytes for one in plan(spec, store)] == [TOTAL, TOTAL]
+    assert [one.fetch_bytes for one in _planned(spec, store)] == [TOTAL, TOTAL]
     stage(make_spec(f"file://{origin}"), store)
-    assert [one.fetch_bytes for one in plan(spec, store)] == [0, 0], "the other name can share the files"
+    assert [one.fetch_bytes for one in _planned(spec, store)] == [0, 0], "the other name can share the files"
     assert stage(spec, store).fetched_bytes == 0
 
 
@@ -468,7 +473,10 @@ def test_the_ledger_tells_what_was_staged_and_by_which_steps(store, origin):
     report = stage(make_spec(f"file://{origin}"), store)
     [row] = ledger.read(store, "stage")
     assert (row["deployment"], row["outcome"]) == ("llama", "ready")
-    assert row["artifacts"] == [{"name": "weights", "version": report.artifacts[0].version, "fetched": TOTAL}]
+    version = report.artifacts[0].version
+    assert row["artifacts"] == [
+        {"name": "weights", "version": version, "fetched": TOTAL, "reused": 0, "evicted": 0}
+    ]
     steps = [step["step"] for step in row["steps"]]
     assert steps == ["resolve", "lock", "prepare", "transfer", "commit", "verify", "live", "sync"]
 

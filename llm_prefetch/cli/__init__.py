@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llm_prefetch import __version__, settings
-from llm_prefetch.cli import doctor, node, publishing, staging, timeline
+from llm_prefetch.cli import caches, capture, doctor, leftovers, node, publishing, staging, timeline
 from llm_prefetch.cli.display import print_error
 from llm_prefetch.cli.interrupt import exit_code, interruptible
 from llm_prefetch.errors import DiskError, PrefetchError, UsageError, disk_error
@@ -95,6 +95,9 @@ def make_parser() -> argparse.ArgumentParser:
     publishing.add_commands(commands, [common])
     staging.add_commands(commands, [common, stored])
     node.add_commands(commands, [common, stored])
+    leftovers.add_commands(commands, [common, stored])
     timeline.add_commands(commands, [common, stored])
     doctor.add_commands(commands, [common, stored])
+    capture.add_commands(commands, [common, stored])
+    caches.add_commands(commands, [common, stored])
     return parser

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stdout
-from types import ModuleType
 from typing import Any
 
-from llm_prefetch import stage as staging
 from llm_prefetch.cli.bars import node_bars, progress_bar
-from llm_prefetch.cli.display import print_json, print_table, say, say_error, short, size
-from llm_prefetch.errors import MissingExtraError, PrefetchError
+from llm_prefetch.cli.display import duration, print_json, print_table, say, say_error, short, size
+from llm_prefetch.cli.on_cluster import add_options, on_cluster
+from llm_prefetch.errors import PrefetchError
+from llm_prefetch.forecast import Forecast, find_sources, forecast
 from llm_prefetch.plan import PlanSummary
 from llm_prefetch.spec import Spec, load_spec
+from llm_prefetch.stage import stage
 from llm_prefetch.store import open_store
 
 _EXAMPLE = """\
@@ -35,16 +34,11 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     """Add `plan` and `stage`."""
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("spec", metavar="SPEC", help="YAML file, or - for standard input")
-    where.add_argument(
-        "--cluster", action="store_true", help="every node that the SPEC selects, not this one"
-    )
-    where.add_argument(
-        "--address", help="address of the Ray cluster (else RAY_ADDRESS, else the one on this machine)"
-    )
+    add_options(where, "every node that the SPEC selects")
     planner = commands.add_parser(
         "plan",
         parents=[*parents, where],
-        help="what stage would do: bytes to fetch, to reuse, free space",
+        help="what stage would do: bytes to fetch, to reuse, to delete; free space, time",
         description="What `stage` would do on this node, or on the cluster. Writes nothing.",
     )
     planner.set_defaults(run=_plan)
@@ -64,12 +58,19 @@ def _plan(options: argparse.Namespace) -> int:
     if options.cluster:
         return _plan_cluster(spec, options)
     store = open_store(options.root, missing_ok=True)
-    summaries = [planned.summary for planned in staging.plan(spec, store)]
+    planned = forecast(spec, store, find_sources(spec, store))
     if options.json:
-        print_json({"deployment": spec.deployment, "artifacts": summaries})
+        print_json({
+            "deployment": spec.deployment, "artifacts": planned.artifacts, "evictions": planned.evictions,
+            "fits": planned.fits, "eta_seconds": planned.eta_seconds, "left_out": planned.left_out,
+        })  # fmt: skip
     else:
-        print_table(_PLAN_COLUMNS, (_plan_row(summary) for summary in summaries))
-        print(_in_sum(summaries))
+        print_table(_PLAN_COLUMNS, (_plan_row(summary) for summary in planned.artifacts))
+        for left in planned.left_out:
+            print(f"left out: {left.name} is {left.verdict}: {left.reason}")
+        for eviction in planned.evictions:
+            print(f"to make room: {eviction.name}, {size(eviction.bytes)}")
+        print(_in_sum(planned))
     return 0
 
 
@@ -80,9 +81,7 @@ def _stage(options: argparse.Namespace) -> int:
     if options.cluster:
         return _stage_cluster(spec, options)
     with progress_bar(quiet=options.json) as progress:
-        report = staging.stage(
-            spec, open_store(options.root, create=True), progress=progress, stop=options.stop
-        )
+        report = stage(spec, open_store(options.root, create=True), progress=progress, stop=options.stop)
     if options.json:
         print_json(report)
         return 0
@@ -97,39 +96,23 @@ def _stage(options: argparse.Namespace) -> int:
 
 def _plan_cluster(spec: Spec, options: argparse.Namespace) -> int:
     """One node that cannot plan does not hide what the others say."""
-    cluster = _cluster()
-
-    def ask(node: Any) -> list[PlanSummary] | PrefetchError:  # noqa: ANN401 (a Node: importing its module imports Ray)
-        try:
-            summaries: list[PlanSummary] = cluster.plan_node(node, spec, root=options.root)
-        except PrefetchError as error:
-            return error
-        return summaries
-
-    with _connected(cluster, options.address):
-        nodes = cluster.select_nodes(spec.nodes)
-        with ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as pool:
-            answers = list(zip(nodes, pool.map(ask, nodes), strict=True))
-    planned = [(node, answer) for node, answer in answers if not isinstance(answer, PrefetchError)]
-    failed = [(node, answer) for node, answer in answers if isinstance(answer, PrefetchError)]
+    with on_cluster(options.address) as cluster:
+        planned = cluster.plan_cluster(
+            spec, cluster.select_nodes(spec.nodes), root=options.root, stop=options.stop
+        )
     if options.json:
-        rows = [{"node": node, "artifacts": summaries, "error": None} for node, summaries in planned]
-        rows += [{"node": node, "artifacts": [], "error": error} for node, error in failed]
-        print_json({"deployment": spec.deployment, "nodes": rows})
+        print_json({"deployment": spec.deployment, "plan": planned.id, "nodes": planned.rows()})
     else:
-        table = ((node.address, *_plan_row(summary)) for node, summaries in planned for summary in summaries)
-        print_table(("node", *_PLAN_COLUMNS), table)
-        for node, summaries in planned:
-            print(f"{node.address}: {_in_sum(summaries)}")
-    for node, error in failed:
-        say(f"{node.address}: {error}")
-    return failed[0][1].exit_code if failed else 0
+        print_table(_CLUSTER_COLUMNS, map(_cluster_row, planned.rows()))
+        say(f"{planned.id}: {size(planned.fetch_bytes)} to fetch on {len(planned.nodes)} nodes")
+    for node in planned.failed:
+        say(f"{node.node.address}: {node.error}")
+    return planned.failed[0].error.exit_code if planned.failed else 0
 
 
 def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
-    cluster = _cluster()
     root = options.root
-    with _connected(cluster, options.address):
+    with on_cluster(options.address) as cluster:
         nodes = cluster.select_nodes(spec.nodes)
         say(f"staging {spec.deployment} on {len(nodes)} nodes")
         with (
@@ -166,27 +149,8 @@ def _stage_cluster(spec: Spec, options: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _connected(cluster: ModuleType, address: str | None) -> Iterator[None]:
-    """Ray's threads print news of the cluster on stdout, where a program reads our answer: it becomes talk."""
-    with redirect_stdout(sys.stderr), cluster.connected(address):
-        yield
-
-
-def _cluster() -> ModuleType:
-    """The module that imports Ray, which takes a second and need not be installed."""
-    try:
-        from llm_prefetch import cluster
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "ray":
-            raise
-        raise MissingExtraError(
-            "--cluster needs Ray", where="this Python", hint="pip install 'llm-prefetch[ray]'"
-        ) from error
-    return cluster
-
-
 _NODES_AT_ONCE = 64
+_CLUSTER_COLUMNS = ("node", "fits", "fetch", "reuse", "evict", "free", "about", "source", "to make room")
 _PLAN_COLUMNS = ("artifact", "version", "state", "files", "size", "fetch", "reuse")
 
 
@@ -197,10 +161,19 @@ def _plan_row(summary: PlanSummary) -> Sequence[str]:
     return (summary.name, version, state, str(summary.files), *(size(number) for number in numbers))
 
 
-def _in_sum(summaries: Sequence[PlanSummary]) -> str:
-    fetch = sum(summary.fetch_bytes for summary in summaries)
-    free = min(summary.free_bytes for summary in summaries)
-    return f"{size(fetch)} to fetch, {size(free)} free{'' if fetch <= free else ': it does not fit'}"
+def _in_sum(planned: Forecast) -> str:
+    fetch, free, eta = planned.fetch_bytes, planned.free_bytes, planned.eta_seconds
+    soon = f", about {duration(eta)}" if eta else ""
+    return f"{size(fetch)} to fetch{soon}, {size(free)} free{'' if planned.fits else ': it does not fit'}"
+
+
+def _cluster_row(row: Mapping[str, Any]) -> Sequence[str]:
+    numbers = (row[name] for name in ("fetch_bytes", "reuse_bytes", "evict_bytes", "free_bytes"))
+    eta, fits = row["eta_seconds"], {True: "yes", False: "no", None: "?"}[row["fits"]]
+    return (
+        row["node"], fits, *("" if number is None else size(number) for number in numbers),
+        "" if eta is None else duration(eta), row["source"], row["evict"],
+    )  # fmt: skip
 
 
 def _node_row(node: Any) -> Sequence[str]:  # noqa: ANN401 (a NodeReport: importing its module imports Ray)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 
 from llm_prefetch import ledger
 from llm_prefetch.cli.display import print_json, print_table, say, size
-from llm_prefetch.errors import UsageError
+from llm_prefetch.cli.on_cluster import add_options, on_cluster
+from llm_prefetch.errors import PrefetchError, UsageError
+from llm_prefetch.spec import NodeSelector
 from llm_prefetch.store import open_store
 from llm_prefetch.timeline import (
     Difference,
@@ -27,6 +30,8 @@ from llm_prefetch.waterfall import draw
 
 _T = TypeVar("_T", Start, Staging)
 _LAST = 20
+_HOURS = 24.0
+_NODE = ("node",)
 _WIDTHS = range(10, 49)
 _BESIDE = 62  # characters of the other columns
 _SHORT, _LONG = 0.1, 10.0
@@ -38,13 +43,14 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     teller = commands.add_parser(
         "timeline",
         parents=parents,
-        help="where the starts of replicas on this node spent their time",
+        help="where the starts of replicas spent their time, on this node or on all",
         description="The starts of replicas on this node, the latest last: what the check said, the rung that it was\n"
         "started by, bytes fetched, seconds, and how it ended. One start alone is shown phase by phase.",
         epilog="examples:\n"
         "  llm-prefetch timeline llama-3-8b --last 1\n"
         "  llm-prefetch timeline --compare 3f2a 91bc\n"
-        "  llm-prefetch timeline --last 5 --html starts.html",
+        "  llm-prefetch timeline --last 5 --html starts.html\n"
+        "  llm-prefetch timeline --cluster --hours 2",
     )
     teller.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help="only this one's")
     teller.add_argument(
@@ -54,6 +60,14 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     which.add_argument("--start", metavar="ID", help="this start (the beginning of its id is enough)")
     which.add_argument("--compare", metavar="ID", nargs=2, help="these two starts, phase by phase")
     which.add_argument("--stagings", action="store_true", help="stagings and repairs, not starts")
+    add_options(teller, "every node of the cluster")
+    teller.add_argument(
+        "--hours",
+        metavar="H",
+        type=_hours,
+        default=_HOURS,
+        help=f"with --cluster: so far back (default: {_HOURS:g})",
+    )
     teller.add_argument("--html", metavar="FILE", type=Path, help="draw the starts into a page of its own")
     teller.set_defaults(run=_timeline)
 
@@ -64,30 +78,69 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hours")
+    return hours
+
+
 def _timeline(options: argparse.Namespace) -> int:
     if options.html and options.stagings:
         raise UsageError("--html draws starts", hint="leave out --stagings")
-    store = open_store(options.root)
-    rows = ledger.read(store, "start", "engine", "stage", "repair")
+    starts, stagings, failed = _cluster(options) if options.cluster else _node(options)
     if options.stagings:
-        _show_stagings(_of(read_stagings(rows), options.deployment)[-options.last :], options)
-        return 0
-    starts = _of(read_starts(rows), options.deployment)
-    if options.compare or options.start is not None:
-        starts = [_find(starts, given) for given in options.compare or [options.start]]
+        _show_stagings(_of(stagings, options.deployment)[-options.last :], failed, options)
     else:
-        starts = starts[-options.last :]
-    if not starts and not options.json:
-        say(f"no replica has started from {store.root} yet; this node's ledger is {store.ledger}")
-        return 0
-    if options.html:
-        options.html.write_text(draw(starts), "utf-8")
-        say(f"drew {len(starts)} start{'' if len(starts) == 1 else 's'} into {options.html}")
-    _show_starts(starts, options)
-    return 0
+        starts = _of(starts, options.deployment)
+        if options.compare or options.start is not None:
+            starts = [_find(starts, given) for given in options.compare or [options.start]]
+        else:
+            starts = starts[-options.last :]
+        if options.html and starts:
+            options.html.write_text(draw(starts), "utf-8")
+            say(f"drew {len(starts)} start{'' if len(starts) == 1 else 's'} into {options.html}")
+        if starts or options.json:
+            _show_starts(starts, failed, options)
+        else:
+            say(_nothing(options))
+    for node, error in failed:
+        say(f"{node.address}: {error}")
+    return failed[0][1].exit_code if failed else 0
 
 
-def _of(found: list[_T], deployment: str | None) -> list[_T]:
+_Failed = Sequence[tuple[Any, PrefetchError]]
+"""The nodes that could not say, each with its error."""
+
+
+def _node(options: argparse.Namespace) -> tuple[Sequence[Start], Sequence[Staging], _Failed]:
+    rows = ledger.read(open_store(options.root), "start", "engine", "stage", "repair")
+    return read_starts(rows), read_stagings(rows), ()
+
+
+def _cluster(options: argparse.Namespace) -> tuple[Sequence[Start], Sequence[Staging], _Failed]:
+    with on_cluster(options.address) as cluster:
+        found = cluster.collect_ledgers(
+            cluster.select_nodes(NodeSelector()),
+            root=options.root,
+            deployment=options.deployment or "",
+            hours=options.hours,
+            stop=options.stop,
+        )
+    return found.starts[::-1], found.stagings[::-1], found.failed
+
+
+def _nothing(options: argparse.Namespace) -> str:
+    if options.cluster:
+        return f"no replica has started on the cluster in the last {options.hours:g} h"
+    store = open_store(options.root)
+    return f"no replica has started from {store.root} yet; this node's ledger is {store.ledger}"
+
+
+def _of(found: Sequence[_T], deployment: str | None) -> list[_T]:
     return [one for one in found if deployment in (None, one.deployment)]
 
 
@@ -101,19 +154,20 @@ def _find(starts: Sequence[Start], given: str) -> Start:
     return found[0]
 
 
-def _show_starts(starts: Sequence[Start], options: argparse.Namespace) -> None:
+def _show_starts(starts: Sequence[Start], failed: _Failed, options: argparse.Namespace) -> None:
     differences = compare(*starts) if options.compare else []
     if options.json:
         print_json({
             "starts": starts,
             **({"compare": [{"phase": d.name, "first": d.first, "second": d.second, "change": d.change}
                             for d in differences]} if options.compare else {}),
+            **_failures(failed, options),
         })  # fmt: skip
         return
     print_table(
-        ("start", "when", "deployment", "verdict", "rung", "fetched", "seconds", "outcome"),
+        (*_NODE[: options.cluster], "start", "when", "deployment", "verdict", "rung", "fetched", "seconds", "outcome"),
         (
-            (s.id, _when(s.at), s.deployment, s.verdict, s.rung, "?" if s.bytes is None else size(s.bytes),
+            (*[s.node][: options.cluster], s.id, _when(s.at), s.deployment, s.verdict, s.rung, "?" if s.bytes is None else size(s.bytes),
              _seconds(s.seconds), _short(s.outcome))
             for s in starts
         ),
@@ -161,17 +215,32 @@ def _change(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:+7.1f}"
 
 
-def _show_stagings(stagings: Sequence[Staging], options: argparse.Namespace) -> None:
+def _failures(failed: _Failed, options: argparse.Namespace) -> dict[str, Any]:
+    return {"failed": [{"node": node, "error": error} for node, error in failed]} if options.cluster else {}
+
+
+def _show_stagings(stagings: Sequence[Staging], failed: _Failed, options: argparse.Namespace) -> None:
     if options.json:
-        print_json({"stagings": stagings})
+        print_json({"stagings": stagings, **_failures(failed, options)})
         return
     if not stagings:
-        say("nothing has been staged on this node yet")
+        say(
+            "nothing has been staged there yet"
+            if options.cluster
+            else "nothing has been staged on this node yet"
+        )
         return
     print_table(
-        ("when", "deployment", "fetched", "seconds", "outcome"),
+        (*_NODE[: options.cluster], "when", "deployment", "fetched", "seconds", "outcome"),
         (
-            (_when(s.at), s.deployment, size(s.bytes), _seconds(s.seconds), _short(s.outcome))
+            (
+                *[s.node][: options.cluster],
+                _when(s.at),
+                s.deployment,
+                size(s.bytes),
+                _seconds(s.seconds),
+                _short(s.outcome),
+            )
             for s in stagings
         ),
     )

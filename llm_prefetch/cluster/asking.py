@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from llm_prefetch.cluster.failures import lost
@@ -18,6 +18,7 @@ from llm_prefetch.cluster.reports import Node
 from llm_prefetch.errors import ClusterError, PrefetchError
 
 _POLL_SECONDS = 0.5
+_LOOK_SECONDS = 5.0
 _Value = TypeVar("_Value")
 
 
@@ -58,11 +59,20 @@ def ask_nodes(
     }
     answers: dict[str, Answer[_Value]] = {}
     waiting, deadline = list(asked), time.monotonic() + seconds
+    look = time.monotonic() + _LOOK_SECONDS
     try:
         while waiting and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
             done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
-            for reference in done:
-                answer = _answer(asked[reference], reference)
+            found = [_answer(asked[reference], reference) for reference in done]
+            if time.monotonic() >= look:
+                dead = _on_dead_nodes(waiting, asked)
+                found += [
+                    Answer(asked[reference], error=lost(asked[reference], WorkerCrashedError()))
+                    for reference in dead
+                ]
+                waiting = [reference for reference in waiting if reference not in dead]
+                look = time.monotonic() + _LOOK_SECONDS
+            for answer in found:
                 answers[answer.node.id] = answer
                 on_answer(answer)
     finally:
@@ -79,6 +89,12 @@ def _answered(question: Callable[..., Any], arguments: tuple[Any, ...]) -> Any: 
         return question(*arguments)
     except PrefetchError as error:
         return error
+
+
+def _on_dead_nodes(waiting: Sequence[Any], asked: Mapping[Any, Node]) -> list[Any]:
+    """What will never be answered. Of a node whose network fell silent, Ray fails a task only after minutes."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return [reference for reference in waiting if asked[reference].id not in alive]
 
 
 def _answer(node: Node, reference: Any) -> Answer[Any]:  # noqa: ANN401 (an ObjectRef)

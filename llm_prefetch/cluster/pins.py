@@ -24,6 +24,7 @@ class Pins:
         """`names` are all artifacts of the spec."""
         self._names = names
         self._manifests: dict[str, Manifest] = {}
+        self._published = frozenset[str]()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
@@ -38,10 +39,17 @@ class Pins:
         """Whether every artifact is pinned."""
         return self._names <= self.known.keys()
 
+    @property
+    def published(self) -> frozenset[str]:
+        """The artifacts whose manifest a node read at the origin."""
+        with self._lock:
+            return self._published
+
     def offer(self, found: Mapping[str, Manifest]) -> None:
         """A node read these manifests at the origins; what was pinned before stays."""
         with self._lock:
             self._manifests = {**found, **self._manifests}
+            self._published |= found.keys()
 
     def settle(self, staged: Mapping[str, Manifest]) -> None:
         """A node staged these.
@@ -49,7 +57,8 @@ class Pins:
         Raises:
             OriginChangedError: another node of this run was first, with another version.
         """
-        self.offer(staged)
+        with self._lock:
+            self._manifests = {**staged, **self._manifests}
         for name, manifest in self.known.items():
             if name in staged and staged[name].version != manifest.version:
                 raise OriginChangedError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_prefetch.errors import NotReadyError, PrefetchError
+from llm_prefetch.live import DeploymentCheck
 from llm_prefetch.record import Verdict
 from llm_prefetch.stage import StageReport
 
@@ -21,21 +22,34 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What happened on one node: a report, or the error that ended it."""
+    """What happened on one node: what it did, what lies there now, or the error that ended it."""
 
     node: Node
     report: StageReport | None = None
     error: PrefetchError | None = None
+    check: DeploymentCheck | None = None
+    """The newest look at what lies there, after the switch."""
+    root: str = ""
+    """Of the node store."""
 
     @property
     def ready(self) -> bool:
         """Whether a replica may start there."""
-        return self.report is not None and self.report.verdict is Verdict.HIT
+        return self.error is None and self.verdict is Verdict.HIT
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the node's artifacts; `MISSING` when the staging ended in an error."""
-        return self.report.verdict if self.report is not None else Verdict.MISSING
+        """The verdict of what lies there; `MISSING` when the staging ended in an error."""
+        if self.check is not None:
+            return self.check.verdict
+        return self.report.verdict if self.report is not None and self.error is None else Verdict.MISSING
+
+    @property
+    def changed(self) -> bool:
+        """Whether the run made the node ready, rather than found it so."""
+        return (
+            self.ready and self.report is not None and bool(self.report.switched or self.report.fetched_bytes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,8 @@ class ClusterReport:
 
     nodes: tuple[NodeReport, ...]
     needed: int
+    published: frozenset[str] = frozenset()
+    """The artifacts that have a manifest at their origin."""
 
     @property
     def ready_nodes(self) -> int:
@@ -56,19 +72,31 @@ class ClusterReport:
         return self.ready_nodes >= self.needed
 
     @property
+    def failed(self) -> tuple[NodeReport, ...]:
+        """The nodes with an error."""
+        return tuple(node for node in self.nodes if node.error is not None)
+
+    @property
     def first_error(self) -> PrefetchError | None:
         """The error of the first node that failed."""
-        return next((node.error for node in self.nodes if node.error is not None), None)
+        return next((node.error for node in self.failed), None)
+
+    @property
+    def staged(self) -> StageReport | None:
+        """What a node that is ready did; the versions and the bundle are the same on all."""
+        return next((node.report for node in self.nodes if node.ready), None)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each node, as tables show it; bytes and seconds."""
         return [
             {
                 "node": node.node.address,
+                "host": node.node.hostname,
                 "verdict": str(node.verdict),
                 "fetched_bytes": node.report.fetched_bytes if node.report else 0,
                 "reused_bytes": node.report.reused_bytes if node.report else 0,
                 "seconds": round(node.report.seconds, 2) if node.report else None,
+                "root": node.root,
                 "error": str(node.error or ""),
             }
             for node in self.nodes
@@ -79,12 +107,16 @@ def require_ready(report: ClusterReport) -> None:
     """Pass if enough nodes are ready.
 
     Raises:
-        PrefetchError: the first node's error, with the count before it; or `NotReadyError`.
+        PrefetchError: the first node's error, with the count and the node before it; or `NotReadyError`.
     """
     if report.ready:
         return
     count = f"{report.ready_nodes} of {len(report.nodes)} nodes are ready, {report.needed} are needed"
-    error = report.first_error
-    if error is None:
+    if not report.failed:
         raise NotReadyError(count, hint="see the verdicts of the nodes, or lower policy.min_ready")
-    raise type(error)(f"{count}; {error.message}", where=error.where, hint=error.hint) from error
+    first, *others = report.failed
+    error = first.error
+    assert error is not None  # noqa: S101 (for the type checker)
+    more = f" (and {len(others)} more)" if others else ""
+    message = f"{count}; {first.node.address}{more}: {error.message}"
+    raise type(error)(message, where=error.where, hint=error.hint) from error

@@ -1,10 +1,11 @@
-"""The actor that stages on the node it was put on, and how to put it there."""
+"""The actor that stages on the node it was put on, and the actors of one run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,18 +13,30 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.errors import PrefetchError
+from llm_prefetch.errors import PrefetchError, disk_error
+from llm_prefetch.live import DeploymentCheck, check_deployment
 from llm_prefetch.manifest import Manifest
-from llm_prefetch.plan import PlanSummary
+from llm_prefetch.names import remember
 from llm_prefetch.progress import CountingProgress, Snapshot
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Spec
-from llm_prefetch.stage import StageReport, committed_manifests, plan, stage
+from llm_prefetch.stage import StageReport, committed_manifests, stage
 from llm_prefetch.store import open_store
 from llm_prefetch.transfer import Throttle
 
 _THREADS = 3  # one works while the others say how far it is and tell it to slow down or stop
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a node answers after a staging."""
+
+    report: StageReport
+    check: DeploymentCheck
+    """Of what lies there after the switch."""
+    manifests: dict[str, Manifest]
+    root: str
 
 
 class NodeStager:
@@ -37,13 +50,19 @@ class NodeStager:
         self._throttle = Throttle()
 
     def stage(
-        self, spec: dict[str, Any], manifests: dict[str, Manifest], share: float | None = None
-    ) -> tuple[StageReport, dict[str, Manifest]] | PrefetchError:
-        """Stage, with at most `share` bytes per second; the report, and the manifests of what it says is there."""
+        self,
+        spec: dict[str, Any],
+        manifests: dict[str, Manifest],
+        share: float | None = None,
+        called: Sequence[str] = (),
+    ) -> Staged | PrefetchError:
+        """Stage, with at most `share` bytes per second, what Prefect calls so; and look at what lies there then."""
 
-        def work() -> tuple[StageReport, dict[str, Manifest]]:
+        def work() -> Staged:
             store = open_store(self._root, create=True)
             parsed = Spec.model_validate(spec)
+            for reference in called:
+                remember(store, reference, parsed.deployment)
             self._throttle = Throttle(parsed.policy.bytes_per_second)
             if share is not None:
                 self._throttle.share(share)
@@ -55,18 +74,14 @@ class NodeStager:
                 stop=self._stop,
                 throttle=self._throttle,
             )
-            return report, committed_manifests(store, report)
+            check = check_deployment(store, parsed.deployment)
+            return Staged(report, check, committed_manifests(store, report), str(store.root))
 
         return _answer(work)
 
-    def plan(self, spec: dict[str, Any]) -> list[PlanSummary] | PrefetchError:
-        """Plan."""
-
-        def work() -> list[PlanSummary]:
-            store = open_store(self._root, missing_ok=True)
-            return [planned.summary for planned in plan(Spec.model_validate(spec), store)]
-
-        return _answer(work)
+    def check(self, deployment: str) -> DeploymentCheck | PrefetchError:
+        """What lies there now."""
+        return _answer(lambda: check_deployment(open_store(self._root), deployment))
 
     def published(self, spec: dict[str, Any]) -> dict[str, Manifest] | PrefetchError:
         """The manifests that the origins hold; an artifact without one is left out."""
@@ -90,21 +105,47 @@ class NodeStager:
         self._stop.set()
 
 
-@contextmanager
-def stager(node: Node, root: Path | None) -> Iterator[Any]:
-    """An actor on `node`, hard-pinned, that ends with the block, and with this process at the latest."""
-    pinned = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    options = {
-        "num_cpus": 0,
-        "max_concurrency": _THREADS,
-        "max_restarts": 0,
-        "scheduling_strategy": pinned,
-    }
-    actor = ray.remote(NodeStager).options(**options).remote(str(root) if root else None)
-    try:
-        yield actor
-    finally:
-        ray.kill(actor)
+class Stagers:
+    """The actors of one run. One that did its work is kept until all have, to be asked once more then.
+
+    For the threads of one run. An actor ends with this process at the latest.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._done: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def on(self, node: Node, root: Path | None) -> Iterator[Any]:
+        """A new actor on `node`, hard-pinned; it ends here if the block fails."""
+        pinned = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {
+            "num_cpus": 0,
+            "max_concurrency": _THREADS,
+            "max_restarts": 0,
+            "scheduling_strategy": pinned,
+        }
+        actor = ray.remote(NodeStager).options(**options).remote(str(root) if root else None)
+        try:
+            yield actor
+        except BaseException:
+            ray.kill(actor)
+            raise
+        with self._lock:
+            self._done[node.id] = actor
+
+    def done(self, node: Node) -> Any | None:  # noqa: ANN401 (Ray's handle)
+        """The actor that did its work on `node`."""
+        with self._lock:
+            return self._done.get(node.id)
+
+    def close(self) -> None:
+        """End them."""
+        with self._lock:
+            done, self._done = self._done, {}
+        for actor in done.values():
+            ray.kill(actor)
 
 
 def _answer(work: Callable[[], _Answer]) -> _Answer | PrefetchError:
@@ -112,3 +153,5 @@ def _answer(work: Callable[[], _Answer]) -> _Answer | PrefetchError:
         return work()
     except PrefetchError as error:
         return error
+    except OSError as error:
+        return disk_error(error, "the node store")

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 
-from llm_prefetch.cluster.failures import lost
+from llm_prefetch.cluster.failures import lost, on_the_node
 from llm_prefetch.cluster.reports import ClusterReport, Node, NodeReport
 from llm_prefetch.cluster.run import Run
-from llm_prefetch.cluster.stager import stager
-from llm_prefetch.errors import ClusterError, PrefetchError
-from llm_prefetch.plan import PlanSummary
+from llm_prefetch.errors import ClusterError, NotReadyError, PrefetchError
+from llm_prefetch.live import DeploymentCheck
 from llm_prefetch.progress import Snapshot
 from llm_prefetch.spec import Spec
 
 _POLL_SECONDS = 1.0
 _CANCEL_SECONDS = 5.0
+_CONFIRM_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
 class Running(Protocol):
-    """A staging in progress on one node: a future of `concurrent.futures` or of Prefect."""
+    """A staging in progress on one node: a future of `concurrent.futures`, or a part of a batch."""
 
     def result(self) -> NodeReport:
         """Wait for the report."""
@@ -38,21 +40,24 @@ def stage_cluster(
 ) -> ClusterReport:
     """Stage on all `nodes` at once; `start` begins one of them and says how to wait for it.
 
-    No error of a node is raised: each is in its node's report. If this thread is interrupted, `stop` is set and the
-    nodes are waited for, which takes seconds.
+    When all are done, each node that is ready is asked once more: one that died after its report, or whose files
+    were changed since, does not count. No error of a node is raised: each is in its node's report. If this thread
+    is interrupted, `stop` is set and the nodes are waited for, which takes seconds.
     """
     run = Run.of(spec)
     running: list[Running] = []
     try:
         running.extend(start(node, run) for node in nodes)
-        reports = tuple(one.result() for one in running)
+        reports = _confirmed([one.result() for one in running], run)
     except BaseException:
         stop.set()
         for one in running:
             with suppress(Exception):
                 one.result()
         raise
-    return ClusterReport(reports, spec.policy.needed(len(nodes)))
+    finally:
+        run.stagers.close()
+    return ClusterReport(tuple(reports), spec.policy.needed(len(nodes)), run.pins.published)
 
 
 def stage_node(
@@ -61,6 +66,7 @@ def stage_node(
     run: Run,
     *,
     root: Path | None,
+    called: Sequence[str] = (),
     on_progress: Callable[[Node, Snapshot], None] = lambda _node, _snapshot: None,
     stop: threading.Event | None = None,
 ) -> NodeReport:
@@ -71,6 +77,7 @@ def stage_node(
         spec: What.
         run: What the nodes share.
         root: Root of the node store; `None` leaves it to the node's own `LLM_PREFETCH_ROOT`.
+        called: What Prefect calls the deployment, for `names.remember` on the node.
         on_progress: Told how far it is about once a second.
         stop: When set, the node stops within a piece; what is done is kept there.
     """
@@ -87,34 +94,80 @@ def stage_node(
             on_progress(node, snapshot)
 
     try:
-        with stager(node, root) as actor:
+        with run.stagers.on(node, root) as actor:
             if not pins.complete:
                 pins.offer(_wait(node, actor, actor.published.remote(spec.model_dump()), stop=stop))
             with pins.turn(stop), run.bandwidth.joined():
                 told = run.bandwidth.share
-                staging = actor.stage.remote(spec.model_dump(), pins.known, told)
-                report, found = _wait(node, actor, staging, stop=stop, watch=watch)
-                pins.settle(found)
+                staging = actor.stage.remote(spec.model_dump(), pins.known, told, tuple(called))
+                staged = _wait(node, actor, staging, stop=stop, watch=watch)
+                pins.settle(staged.manifests)
             watch(actor)
     except PrefetchError as error:
         _log.info("%s: failed: %s", node.address, error)
-        return NodeReport(node, error=error)
+        return NodeReport(node, error=on_the_node(node, error))
+    report = staged.report
     _log.info(
         "%s: %s, %d bytes fetched, %d reused, %.1f s",
-        node.address, report.verdict, report.fetched_bytes, report.reused_bytes, report.seconds,
+        node.address, staged.check.verdict, report.fetched_bytes, report.reused_bytes, report.seconds,
     )  # fmt: skip
-    return NodeReport(node, report=report)
+    return looked_at(NodeReport(node, report, root=staged.root), staged.check)
 
 
-def plan_node(node: Node, spec: Spec, *, root: Path | None) -> list[PlanSummary]:
-    """What staging would do on one node.
+def looked_at(done: NodeReport, check: DeploymentCheck) -> NodeReport:
+    """The report of a node where the staging was `done`, once `check` has looked at what lies there."""
+    if done.report is not None and check.bundle not in ("", done.report.bundle):
+        error = NotReadyError(
+            f"{check.bundle} is live there and not what this run staged",
+            where=done.node.address,
+            hint="stage one deployment from one spec at a time, then stage again",
+        )
+        return replace(done, check=None, error=error)
+    if not check.ready:
+        error = NotReadyError(
+            f"{check.deployment} is {check.verdict} after it was staged: {check.reason}",
+            where=done.node.address,
+            hint="something else changes its files; find it, then stage again",
+        )
+        return replace(done, check=check, error=error)
+    return replace(done, check=check)
 
-    Raises:
-        PrefetchError: as `stage.plan`, from the node.
-    """
-    with stager(node, root) as actor:
-        summaries: list[PlanSummary] = _wait(node, actor, actor.plan.remote(spec.model_dump()))
-    return summaries
+
+def _confirmed(reports: Sequence[NodeReport], run: Run) -> list[NodeReport]:
+    """The reports, after each node that is ready was asked once more what lies there."""
+    asked = {}
+    for place, report in enumerate(reports):
+        actor = run.stagers.done(report.node)
+        if report.ready and report.report is not None and actor is not None:
+            asked[actor.check.remote(report.report.deployment)] = place
+    waiting, ends = list(asked), time.monotonic() + _CONFIRM_SECONDS
+    while waiting and time.monotonic() < ends:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
+    confirmed = list(reports)
+    for reference, place in asked.items():
+        confirmed[place] = _confirm(reports[place], None if reference in waiting else reference)
+    return confirmed
+
+
+def _confirm(done: NodeReport, answer: Any | None) -> NodeReport:  # noqa: ANN401 (an ObjectRef)
+    """The report with what the node answers, or with why it does not."""
+    found: DeploymentCheck | PrefetchError
+    try:
+        found = ray.get(answer) if answer is not None else _silent(done.node)
+    except RayError as error:
+        found = lost(done.node, error)
+    if not isinstance(found, PrefetchError):
+        return looked_at(done, found)
+    _log.info("%s: staged, and then lost: %s", done.node.address, found)
+    return replace(done, check=None, error=found)
+
+
+def _silent(node: Node) -> ClusterError:
+    return ClusterError(
+        f"it was staged, and then said nothing for {_CONFIRM_SECONDS:g} s",
+        where=node.address,
+        hint="is the node still there? Run the same again",
+    )
 
 
 def _wait(

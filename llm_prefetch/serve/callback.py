@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llm_prefetch.errors import NotReadyError
 from llm_prefetch.serve.group import Group, running
 from llm_prefetch.serve.group_node import Download
-from llm_prefetch.serve.ladder import Ladder, Note, Rung
+from llm_prefetch.serve.ladder import Ladder, Note, Rung, followed
 from llm_prefetch.serve.loading import point_engine
 from llm_prefetch.serve.ray_api import CallbackBase, replica_name
 from llm_prefetch.serve.start import Start
@@ -58,6 +58,7 @@ class PrefetchCallback(CallbackBase):
         self.options: CallbackOptions = parse_options(kwargs)
         self._check: DeploymentCheck | None = None
         self._store: NodeStore | None = None
+        self._code: tuple[NodeStore, DeploymentCheck] | None = None
         self._start = ""
 
     @property
@@ -95,6 +96,7 @@ class PrefetchCallback(CallbackBase):
                 rung = "ray"
         finally:
             group.record(first, check.bundle, rung, ladder.attempts)
+            self._tell_prefect(start, first, rung)
         if check.ready:
             self._use(start, check)
         elif rung == "fail":
@@ -108,23 +110,39 @@ class PrefetchCallback(CallbackBase):
             PluginError: a parser or a model cannot be used.
         """
         if self.ctx.run_init_node and self._check is None:  # on a hit, Ray had only extra files to bring
-            from llm_prefetch.serve.rays_download import accept
+            from llm_prefetch.serve.rays_download import accept, keep
 
-            how = await accept(self.llm_config, self.ctx)
+            note = Note()
+            judged = accept(self.llm_config, self.ctx, partial(keep, self.options), note)
+            how = await followed(judged, self.options.live_name, note)
             group = running(self._start)
             if group is not None:
-                how += await self._accept_elsewhere(group, Note())
+                judged = self._accept_elsewhere(group, note)
+                how += await followed(judged, self.options.live_name, note)
             _log.info("llm-prefetch: %s: %s", self.options.live_name, how)
         from llm_prefetch.serve.plugins import install_plugins
 
-        await asyncio.to_thread(
+        store, check = self.generation or self._code or (None, None)
+        installed = asyncio.to_thread(
             install_plugins,
             self.options.parsers,
             engine_kwargs=self.llm_config.engine_kwargs,
             runtime_env=self.ctx.runtime_env,
-            check=self._check,
-            store=self._store,
+            check=check,
+            store=store,
         )
+        note = Note(lambda: "imports and registers parsers and models")
+        await followed(installed, self.options.live_name, note)
+        from llm_prefetch.serve.caches import offer_cache
+        from llm_prefetch.serve.compile_watch import watch_compile
+        from llm_prefetch.serve.start import starting
+
+        if (start := starting(self._start)) is not None:
+            start.cache = await asyncio.to_thread(
+                offer_cache, start.id, self.llm_config, self.generation, runtime_env=self.ctx.runtime_env
+            )
+            refused = start.cache.reason if start.cache is not None else ""
+            start.watch = await asyncio.to_thread(watch_compile, self.llm_config, self.generation, refused)
 
     def _use(self, start: Start, check: DeploymentCheck) -> None:
         assert start.store is not None  # noqa: S101 (a hit comes from a store)
@@ -137,6 +155,17 @@ class PrefetchCallback(CallbackBase):
             start.milliseconds,
             engine_path,
         )
+
+    def _tell_prefect(self, start: Start, first: DeploymentCheck, rung: str) -> None:
+        from llm_prefetch.serve.fallback_event import Fallback, post_fallback
+
+        fallback = Fallback(start.name, str(first.verdict), first.reason, rung, start.replica)
+        post_fallback(fallback, self.options.prefect)
+
+    def _wants_files(self) -> bool:
+        """Whether a parser or a model is a file of a staged artifact."""
+        parsers = self.options.parsers
+        return parsers is not None and any(plugin.artifact for plugin in parsers.plugins("parsers"))
 
     def _group(self, start: Start) -> Group:
         """The nodes of the replica's placement group, or its own alone."""
@@ -169,18 +198,22 @@ class PrefetchCallback(CallbackBase):
 
     async def _download(self, ladder: Ladder, group: Group) -> bool:
         """Let Ray download on all nodes and judge it; whether that failed."""
-        from llm_prefetch.serve.rays_download import download
+        from llm_prefetch.serve.rays_download import download, keep
 
         engine = self.llm_config.get_engine_config()
         before, wanted = engine.hf_model_id, self.ctx.run_init_node
 
         async def ray(note: Note) -> str:
-            how = await download(self.llm_config, self.ctx, note)
+            how = await download(self.llm_config, self.ctx, note, partial(keep, self.options))
             return how if self.ctx.run_init_node else how + await self._accept_elsewhere(group, note)
 
         attempt = await ladder.attempt(Rung("ray", self.options.deadlines.ray, ray))
         if attempt.failed:
             engine.hf_model_id, self.ctx.run_init_node = before, wanted
+        elif self._wants_files():
+            # The model came by another way, but the plugins may be here.
+            start, check = group.start, group.start.check_plugins()
+            self._code = None if start.store is None else (start.store, check)
         return attempt.failed
 
     async def _accept_elsewhere(self, group: Group, note: Note) -> str:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from llm_prefetch.serve.options import CallbackOptions
 
 _log = logging.getLogger("ray.serve.llm_prefetch")
-_CHECK_SECONDS = 120.0  # the first check on another node waits for a new process there
 _AGAIN_SECONDS = 30.0
 _LOG_SECONDS = 5.0
 _POLL_SECONDS = 0.5
@@ -55,21 +54,18 @@ class Placement(Protocol):
 class Group:
     """One start of a replica, on all nodes that it starts on."""
 
-    def __init__(
-        self, start: Start, placement: Placement | None = None, *, seconds: float = _CHECK_SECONDS
-    ) -> None:
+    def __init__(self, start: Start, placement: Placement | None = None) -> None:
         """Nothing is looked at yet.
 
         Args:
             start: The replica's start on its own node.
             placement: Where its other nodes are; none, if it has no placement group.
-            seconds: How long a node has for its answer to a check.
         """
         self.start = start
         self.own = OwnNode(start)
         self.others: dict[str, OtherNode] = {}
         self._placement = placement
-        self._seconds = min(seconds, start.options.budget_seconds)
+        self._seconds = min(start.options.deadlines.check, start.options.budget_seconds)
         self._names: dict[str, str] = {}
         self._first: dict[str, DeploymentCheck] = {}
         self._last: dict[str, DeploymentCheck] = {}
@@ -210,9 +206,7 @@ class Group:
                     raise
                 if time.monotonic() - told > _LOG_SECONDS:
                     told = time.monotonic()
-                    _log.info(
-                        "llm-prefetch: %s: waits for its nodes: %s", self.start.options.live_name, error
-                    )
+                    _log.info("llm-prefetch: %s: waits for its nodes: %s", self.start.name, error)
             await asyncio.sleep(_POLL_SECONDS)
             asked = asyncio.get_running_loop().run_in_executor(None, self._placement.nodes)
 
@@ -225,7 +219,7 @@ class Group:
             self.others.pop(key).leave()
             self._last.pop(key, None)
         # The engine gets one path for all nodes. What they do not need to know stays here: it may be a secret.
-        update = {"root": start.root, "prefect": type(start.options.prefect)()}
+        update = {"deployment": start.name, "root": start.root, "prefect": type(start.options.prefect)()}
         options = start.options.model_copy(update=update)
         for key, name in names.items():
             if key != own and key not in self.others:
@@ -236,7 +230,7 @@ class Group:
 
     async def _ask(self) -> dict[str, DeploymentCheck]:
         """The answers of the other nodes, with a line in the log while one is missing."""
-        name, again = self.start.options.live_name, min(self._seconds, _AGAIN_SECONDS)
+        name, again = self.start.name, min(self._seconds, _AGAIN_SECONDS)
         tasks = {
             asyncio.ensure_future(node.check(name, again if node.joined else self._seconds)): key
             for key, node in self.others.items()
@@ -296,7 +290,7 @@ class Group:
             except PrefetchError as error:
                 return error
             except Exception as error:  # noqa: BLE001 (it must not hide what became of the others)
-                return FallbackError(f"{type(error).__name__}: {error}", hint="see the log of the replica")
+                return FallbackError(named(error), hint="see the log of the replica")
             finally:
                 notes[key].describe = lambda: "done"
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llm_prefetch.errors import FallbackError, PrefetchError
 from llm_prefetch.live import DeploymentCheck
 from llm_prefetch.record import Verdict
+from llm_prefetch.redact import redact_text
 from llm_prefetch.serve.ladder import Note, described
 from llm_prefetch.serve.start import Start
 
@@ -71,11 +72,12 @@ class OwnNode:
         if rung == "wait":
             from llm_prefetch.serve.waiting import wait_for_staging
 
-            return await wait_for_staging(start.store, options.live_name, note, ready)
+            return await wait_for_staging(start.store, start.name, note, ready)
         from llm_prefetch.serve.staging import stage_here
 
         assert options.spec is not None  # noqa: S101 (the options say so)
-        return await stage_here(options.spec, options.live_name, options.root, note, ready)
+        # A spec says the name itself where the arguments do not.
+        return await stage_here(options.spec, "" if options.by_id else start.name, options.root, note, ready)
 
     async def accept(self, download: Download, note: Note) -> str:
         """Pass if an engine's worker may start here on what Ray has downloaded; how that is known.
@@ -84,7 +86,7 @@ class OwnNode:
             FallbackError: it may not.
             ManifestError: the manifest in what was downloaded cannot be read.
         """
-        from llm_prefetch.serve.rays_download import accept
+        from llm_prefetch.serve.rays_download import accept, keep
 
         engine = SimpleNamespace(
             hf_model_id=download.source,
@@ -93,7 +95,7 @@ class OwnNode:
         )
         config = SimpleNamespace(get_engine_config=lambda: engine)
         ctx = SimpleNamespace(worker_node_download_model=SimpleNamespace(name=download.what))
-        return await accept(config, ctx, note)
+        return await accept(config, ctx, partial(keep, self.start.options), note)
 
 
 class NodeActor:
@@ -222,7 +224,7 @@ class OtherNode:
             try:
                 getattr(self._handle, method).remote(*arguments)
             except Exception as error:  # noqa: BLE001 (the node is lost)
-                _log.debug("llm-prefetch: %s could not be told", self.name, exc_info=error)
+                _log.debug("llm-prefetch: %s could not be told: %s", self.name, named(error))
 
     def leave(self) -> None:
         """Let the actor end, when it has done what it was told."""
@@ -262,5 +264,5 @@ class OtherNode:
 
 def named(error: BaseException) -> str:
     """What an error says, on one line. Ray's tell a long story; its beginning says what it is about."""
-    text = " ".join(str(error).split())
+    text = redact_text(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:_REASON_CHARACTERS]}" if text else type(error).__name__

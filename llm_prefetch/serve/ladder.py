@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from llm_prefetch.errors import PrefetchError
 from llm_prefetch.live import DeploymentCheck
+from llm_prefetch.redact import redact_text
 
 _log = logging.getLogger("ray.serve.llm_prefetch")
 _LOG_SECONDS = 5.0
 _END_SECONDS = 10.0
+_Value = TypeVar("_Value")
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Ladder:
         except PrefetchError as error:
             return self._enter(rung, f"failed: {error}", began, failed=True)
         except Exception as error:  # noqa: BLE001 (whatever a rung meets, the next one is tried)
-            _log.debug("llm-prefetch: `%s` failed", rung.name, exc_info=error)
+            _log.debug("llm-prefetch: `%s` failed: %s", rung.name, told(error))
             return self._enter(rung, f"failed: {type(error).__name__}: {error}", began, failed=True)
         finally:
             await _end(task)
@@ -113,7 +117,7 @@ class Ladder:
                 )  # fmt: skip
 
     def _enter(self, rung: Rung, outcome: str, began: float, *, failed: bool) -> Attempt:
-        outcome = " ".join(outcome.split())
+        outcome = redact_text(" ".join(outcome.split()))
         seconds = time.monotonic() - began
         attempt = Attempt(rung.name, outcome, round(seconds, 3), failed, time.time() - seconds)
         self.attempts.append(attempt)
@@ -123,6 +127,20 @@ class Ladder:
             self._deployment, rung.name, attempt.seconds, outcome,
         )  # fmt: skip
         return attempt
+
+
+async def followed(
+    work: Awaitable[_Value], deployment: str, note: Note, *, log_seconds: float = _LOG_SECONDS
+) -> _Value:
+    """What `work` answers, which is no rung but may take as long: a line in the log every few seconds says what it does."""
+    task, began = asyncio.ensure_future(work), time.monotonic()
+    try:
+        while not (await asyncio.wait({task}, timeout=log_seconds))[0]:
+            seconds = time.monotonic() - began
+            _log.info("llm-prefetch: %s: for %.0f s: %s", deployment, seconds, described(note))
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def _end(task: asyncio.Future[str]) -> None:
@@ -140,4 +158,10 @@ def described(note: Note) -> str:
     try:
         return note.describe()
     except Exception as error:  # noqa: BLE001 (a line in the log)
-        return f"at work ({error})"
+        return f"at work ({redact_text(str(error))})"
+
+
+def told(error: BaseException) -> str:
+    """An error that nobody foresaw, with where it came from, and without the secrets that it may repeat."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    return f"{redact_text(repr(error))}\n{where}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,8 @@ def engine_arguments(folder: Path, source: str | None, engine_kwargs: Mapping[st
     load_format = engine_kwargs.get("load_format") or "auto"
     if load_format not in (*_READ, *_STREAMED) or engine_kwargs.get("model_weights"):
         return {}  # they come from elsewhere: dummy, tensorizer, a loader of a plugin, or as the user says
-    names = [name for _, _, files in os.walk(folder) for name in files]
+    # Not as a list: the first file of weights tells.
+    names = (name for _, _, files in os.walk(folder) for name in files)
     if load_format in SHARDED:
         ranks = _ranks(names, engine_kwargs)
         if ranks:
@@ -120,7 +121,7 @@ def _streamable(source: str | None, load_format: str) -> str:
     return source
 
 
-def _ranks(names: list[str], engine_kwargs: Mapping[str, Any]) -> set[int]:
+def _ranks(names: Iterable[str], engine_kwargs: Mapping[str, Any]) -> set[int]:
     """The ranks that have files."""
     extra = engine_kwargs.get("model_loader_extra_config")
     pattern = str(extra.get("pattern", _PATTERN) if isinstance(extra, Mapping) else _PATTERN)

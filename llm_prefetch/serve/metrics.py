@@ -10,6 +10,8 @@ import logging
 import sys
 from typing import Any
 
+from llm_prefetch.serve.ladder import told
+
 _log = logging.getLogger("ray.serve.llm_prefetch")
 
 VERDICTS = "llm_prefetch_verdicts"
@@ -43,8 +45,8 @@ def count_start(
         metrics[VERIFY_SECONDS].observe(verify_seconds, tags={"deployment": deployment})
         if start_seconds is not None:
             metrics[START_SECONDS].observe(start_seconds, tags={"deployment": deployment, "rung": rung})
-    except Exception:  # noqa: BLE001 (a start must not fail by what is told of it)
-        _log.warning("llm-prefetch: this start is not in Ray's metrics", exc_info=True)
+    except Exception as error:  # noqa: BLE001 (a start must not fail by what is told of it)
+        _log.warning("llm-prefetch: this start is not in Ray's metrics: %s", told(error))
 
 
 @functools.cache

@@ -28,10 +28,15 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Deadlines(BaseModel):
-    """How many seconds each rung has."""
+    """How many seconds each rung has, and the check of the nodes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    check: _Seconds = Field(
+        default=120,
+        description="For the check of the other nodes of a placement group. The first one waits for a new process on each, "
+        "and for the runtime_env; the next ones have at most 30.",
+    )
     wait: _Seconds = Field(default=600, description="For a staging in progress on this node.")
     prefect: _Seconds = Field(
         default=900, description="For the flow run, from the first question to its end."
@@ -77,7 +82,8 @@ class CallbackOptions(BaseModel):
 
     deployment: str = Field(
         pattern=_FLOW_AND_NAME,
-        description="The deployment of the staging flow, such as stage/llama-3-8b; its last part names live/<deployment>.",
+        description="The deployment of the staging flow, such as stage/llama-3-8b, whose last part names live/<deployment>; "
+        "or its UUID, which a node knows once a run of it has staged there.",
     )
     on_miss: Annotated[tuple[Rung, ...], Field(min_length=1)] = Field(
         default=("wait", "ray"),
@@ -92,7 +98,8 @@ class CallbackOptions(BaseModel):
     )
     spec: dict[str, Any] | str | None = Field(
         default=None,
-        description="What the rung `stage` stages: a SPEC, or the absolute path of a SPEC file on every node.",
+        description="What the rung `stage` stages, and what the rung `ray` commits of it for the next replica: a SPEC, or "
+        "the absolute path of a SPEC file on every node.",
     )
     prefect: PrefectOptions = Field(
         default=PrefectOptions(), description="How the rung `prefect` reaches the server; see below."
@@ -106,15 +113,6 @@ class CallbackOptions(BaseModel):
         default=None, description="Parsers and models that are not vLLM's own; see below."
     )
     root: Path | None = Field(default=None, description="Root of the node store; else LLM_PREFETCH_ROOT.")
-
-    @field_validator("deployment")
-    @classmethod
-    def _no_id(cls, name: str) -> str:
-        if _is_uuid(name):
-            raise ValueError(
-                "a UUID does not tell the name below live/; give the name, and the UUID as prefect.deployment"
-            )
-        return name
 
     @field_validator("on_miss")
     @classmethod
@@ -145,7 +143,7 @@ class CallbackOptions(BaseModel):
             raise ValueError(
                 "spec: on_miss names `stage`, so say what to stage: a SPEC, or the path of a SPEC file"
             )
-        if isinstance(self.spec, dict) and self.spec["deployment"] != self.live_name:
+        if isinstance(self.spec, dict) and not self.by_id and self.spec["deployment"] != self.live_name:
             raise ValueError(f"spec.deployment: {self.spec['deployment']!r} is not {self.live_name!r}")
         if (
             "prefect" in self.on_miss
@@ -158,8 +156,15 @@ class CallbackOptions(BaseModel):
         return self
 
     @property
+    def by_id(self) -> bool:
+        """Whether `deployment` is a UUID."""
+        return _is_uuid(self.deployment)
+
+    @property
     def live_name(self) -> str:
-        """The name below `live/`."""
+        """The name below `live/`, as far as the arguments alone tell: of a UUID, the node store knows it."""
+        if self.by_id and isinstance(self.spec, dict):
+            return str(self.spec["deployment"])
         return self.deployment.rpartition("/")[2]
 
     @property

@@ -8,9 +8,8 @@ questions at once get one run. What the state of a run says is a hint; the check
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
 import hashlib
-import importlib
 import os
 import random
 import uuid
@@ -19,24 +18,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from llm_prefetch.errors import FallbackError
+from llm_prefetch.redact import redact_text
 from llm_prefetch.serve.ladder import Note
+from llm_prefetch.serve.prefect_client import REQUEST_SECONDS, connect
 
 if TYPE_CHECKING:
     import httpx
 
     from llm_prefetch.serve.options import PrefectOptions
 
-_REQUEST_SECONDS = 15.0
 _POLL_SECONDS = (0.5, 5.0)
 _BACKOFF_SECONDS = 0.5
 _FIRST_TRIES, _TRIES = 3, 6
 _SOON = timedelta(minutes=1)
 _ACTIVE = ("RUNNING", "PENDING", "SCHEDULED")
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-_SERVER_ERROR, _TOO_MANY = 500, 429
+_NOT_FOUND, _TOO_MANY, _SERVER_ERROR = 404, 429, 500
 _DETAIL_CHARACTERS = 300
 _HINTS = {
     401: "set PREFECT_API_AUTH_STRING (a server with basic authentication) or PREFECT_API_KEY (Prefect Cloud)",
@@ -60,7 +60,7 @@ async def stage_by_prefect(
     """
     note.describe = lambda: "asks Prefect"
     run: _Run | None = None
-    async with await _connect(options, environment) as client:
+    async with await connect(options, environment) as client:
         api = _Api(client)
         deployment_id = await api.find(deployment)
         while run is None or run.joined:
@@ -87,6 +87,10 @@ class _PassingError(FallbackError):
     """A trouble that may pass; never raised out of this module without a last try."""
 
 
+class _NotFoundError(FallbackError):
+    """It is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     id: str
@@ -94,44 +98,6 @@ class _Run:
     state: str
     joined: bool = True
     """Somebody else has started it."""
-
-
-async def _connect(options: PrefectOptions, environment: Mapping[str, str]) -> httpx.AsyncClient:
-    url = options.api_url or environment.get("PREFECT_API_URL", "")
-    if not url:
-        raise FallbackError(
-            "the address of Prefect's API is not known",
-            where="PREFECT_API_URL",
-            hint="set it in the replica's environment, or prefect.api_url in the Serve YAML",
-        )
-    await asyncio.to_thread(importlib.import_module, "httpx")  # half a second of the event loop's
-    import httpx
-
-    try:
-        address = httpx.URL(url.rstrip("/") + "/")
-    except httpx.InvalidURL as error:
-        raise FallbackError(
-            f"that is no address: {error}",
-            where="PREFECT_API_URL",
-            hint="it looks like http://prefect:4200/api",
-        ) from error
-    # httpx writes every address that it asks to its log: without the user's name and password.
-    return httpx.AsyncClient(
-        base_url=address.copy_with(userinfo=b""),
-        headers=_authorization(options, environment, address.userinfo.decode()),
-        timeout=_REQUEST_SECONDS,
-    )
-
-
-def _authorization(options: PrefectOptions, environment: Mapping[str, str], userinfo: str) -> dict[str, str]:
-    """As Prefect's own client: basic authentication comes before a key."""
-    user = options.auth_string.get_secret_value() if options.auth_string else unquote(userinfo)
-    key = options.api_key.get_secret_value() if options.api_key else ""
-    if not user and not key:
-        user, key = (environment.get(f"PREFECT_API_{name}", "") for name in ("AUTH_STRING", "KEY"))
-    if user:
-        return {"Authorization": "Basic " + base64.b64encode(user.encode()).decode()}
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def _join_or_start(api: _Api, deployment_id: str, ready: Callable[[], bool], but: str) -> _Run | None:
@@ -167,13 +133,38 @@ class _Api:
         """More once the server has answered: it is there, and perhaps has many replicas at once."""
 
     async def find(self, deployment: str) -> str:
-        """The id of a deployment that is named as flow/deployment, or by its id."""
+        """The id of a deployment that is named as flow/deployment, or by its id.
+
+        Raises:
+            FallbackError: there is none; an id of something else is called what it is.
+        """
         try:
-            return str(uuid.UUID(deployment))
+            given = str(uuid.UUID(deployment))
         except ValueError:
             flow, _, name = deployment.partition("/")
-        found = await self._ask("GET", f"deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}")
+            found = await self._ask("GET", f"deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}")
+        else:
+            try:
+                found = await self._ask("GET", f"deployments/{given}")
+            except _NotFoundError:
+                await self._name_what_it_is(given)
+                raise
         return str(self._field(found, "id"))
+
+    async def _name_what_it_is(self, given: str) -> None:
+        """People mix up the three ids that Prefect's pages show.
+
+        Raises:
+            FallbackError: it is the id of a flow or of a flow run.
+        """
+        for kind, path in (("flow", "flows"), ("flow run", "flow_runs")):
+            with contextlib.suppress(_NotFoundError):
+                found = await self._ask("GET", f"{path}/{given}")
+                raise FallbackError(
+                    f"{given} is the id of the {kind} {self._field(found, 'name')}, not of a deployment",
+                    where=self._where(path),
+                    hint="write flow/deployment, or the id that is on the page of the deployment",
+                )
 
     async def active(self, deployment_id: str) -> list[_Run]:
         """Runs in progress, and those that are about to begin; a schedule makes others days ahead."""
@@ -232,15 +223,18 @@ class _Api:
 
         try:
             async with asyncio.timeout(
-                _REQUEST_SECONDS
+                REQUEST_SECONDS
             ):  # httpx would wait so long for each piece of an answer
                 answer = await self._client.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            raise self._unavailable(f"{type(error).__name__} {error}".strip(), path) from error
+            raise self._unavailable(
+                f"{type(error).__name__} {redact_text(str(error))}".strip(), path
+            ) from error
         if answer.status_code >= _SERVER_ERROR or answer.status_code == _TOO_MANY:
             raise self._unavailable(f"it answered {answer.status_code}", path)
         if not answer.is_success:
-            raise FallbackError(
+            kind = _NotFoundError if answer.status_code == _NOT_FOUND else FallbackError
+            raise kind(
                 f"Prefect answered {answer.status_code}{_detail(answer)}",
                 where=self._where(path),
                 hint=_HINTS.get(answer.status_code, "is that the address of its API? It ends in /api"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_prefetch import manifest as manifests
 from llm_prefetch.errors import FallbackError
@@ -15,14 +16,21 @@ from llm_prefetch.serve.ladder import Note
 from llm_prefetch.serve.loading import SHARDED
 from llm_prefetch.serve.ray_api import node_initialization
 
+if TYPE_CHECKING:
+    from llm_prefetch.serve.options import CallbackOptions
+
 _TOKENIZER_ONLY = "TOKENIZER_ONLY"
 _ALL = "MODEL_AND_TOKENIZER"
 
 
-async def download(llm_config: Any, ctx: Any, note: Note) -> str:  # noqa: ANN401 (Ray's; importing them imports vLLM)
+Keep = Callable[[str, str], str]
+"""Told of a folder with a whole model and of where Ray has it from; what becomes of it."""
+
+
+async def download(llm_config: Any, ctx: Any, note: Note, keep: Keep) -> str:  # noqa: ANN401 (Ray's; importing them imports vLLM)
     """Do what Ray would do after this hook, here, where it has a deadline; what came of it.
 
-    A Ray that keeps its node initialisation elsewhere does it itself, and `accept` has the last word.
+    A Ray that keeps its node initialisation elsewhere does it itself, and `accept` has the last word. `keep` is as there.
 
     Raises:
         FallbackError: what it brought is not a whole model.
@@ -34,13 +42,13 @@ async def download(llm_config: Any, ctx: Any, note: Note) -> str:  # noqa: ANN40
         return "left to Ray"
     note.describe = lambda: "Ray initialises the nodes and downloads what they lack"
     await initialize(llm_config)
-    how = await accept(llm_config, ctx, note)
+    how = await accept(llm_config, ctx, keep, note)
     ctx.run_init_node = False
     return how
 
 
-async def accept(llm_config: Any, ctx: Any, note: Note | None = None) -> str:  # noqa: ANN401
-    """Pass if the engine may start on what Ray gives it; how that is known.
+async def accept(llm_config: Any, ctx: Any, keep: Keep, note: Note | None = None) -> str:  # noqa: ANN401
+    """Pass if the engine may start on what Ray gives it; how that is known, and what `keep` says of it.
 
     Raises:
         FallbackError: it may not.
@@ -83,9 +91,20 @@ async def accept(llm_config: Any, ctx: Any, note: Note | None = None) -> str:  #
     )
     if mirror is None:
         return f"nothing was to be downloaded: the engine gets {source!r}, and {how}"
-    return (
-        f"Ray's download to {source} may be used: {how}; it is not committed, stage it for the next replica"
-    )
+    origin = str(getattr(mirror, "bucket_uri", mirror))
+    whole = what == _ALL and load_format != "dummy"
+    kept = keep(source, origin) if whole else "it is not committed, as it is no whole model"
+    return f"Ray's download to {source} may be used: {how}; {kept}"
+
+
+def keep(options: CallbackOptions, folder: str, origin: str) -> str:
+    """Have it committed for the next replica on this node, if there is a spec that says what it is; nobody waits for it."""
+    if options.spec is None:
+        return "it is not committed, as no `spec` says what it is; stage it for the next replica"
+    from llm_prefetch.serve.staging import commit_later
+
+    commit_later(options.spec, "" if options.by_id else options.live_name, options.root, folder, origin)
+    return "it is being committed for the next replica"
 
 
 def _published(source: str | None) -> bool:

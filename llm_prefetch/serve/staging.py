@@ -1,4 +1,4 @@
-"""The rung `stage`: this node is made ready by our own staging, in a process of its own.
+"""The rung `stage`: this node is made ready by our own staging, in a process of its own; and what follows the rung `ray`.
 
 So neither the libraries of origins nor the work of threads come into the replica's process, and the deadline can end
 it. What is committed is there for the next replica, and what is half done for the next staging. Replicas that start
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from llm_prefetch.serve.ladder import Note
 from llm_prefetch.serve.waiting import Placed
 from llm_prefetch.store import open_store
 
+_log = logging.getLogger("ray.serve.llm_prefetch")
 _PROGRAM = [sys.executable, "-m", "llm_prefetch.serve.staging_process"]
 _POLL_SECONDS = 0.25
 _GRACE_SECONDS = 5.0
@@ -53,7 +55,40 @@ async def stage_here(
             await _end(process)
             raise
         _close(process)
-        return _read(output, process.returncode)
+        return _staged(_answer(output, process.returncode))
+
+
+def commit_later(
+    spec: dict[str, Any] | str, deployment: str, root: Path | None, folder: str, origin: str
+) -> None:
+    """Commit what Ray has downloaded to `folder` from `origin`, for the next replica; nobody waits for it.
+
+    It is proven first, in a process that gives way to all others; what came of it is in the log.
+    """
+    # Ray's S3 client writes a new file and renames it. Those of other clouds write into the file that is there.
+    replaced = origin.startswith("s3://")
+    request = {"spec": spec, "deployment": deployment, "root": str(root) if root else None}
+    line = json.dumps({**request, "brought": [folder, replaced]})
+    arguments = (line, deployment, folder)
+    threading.Thread(target=_commit, args=arguments, name="commit", daemon=True).start()
+
+
+def _commit(request: str, deployment: str, folder: str) -> None:
+    try:
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(_PROGRAM, stdin=subprocess.PIPE, stdout=output)
+            _tell(process, request)
+            _see_off(process)
+            said = _taken(_answer(output, process.returncode))
+    except (FallbackError, OSError) as error:
+        _log.warning("llm-prefetch: %s: what Ray downloaded is not committed: %s", deployment, error)
+    else:
+        _log.info("llm-prefetch: %s: what Ray downloaded to %s is committed: %s", deployment, folder, said)
+
+
+def _taken(answer: dict[str, Any]) -> str:
+    copied = f", {answer['copied']} copied because {answer['why_copied']}" if answer["copied"] else ""
+    return f"{answer['linked']} bytes linked{copied}, {answer['fetched']} fetched"
 
 
 def _tell(process: subprocess.Popen[bytes], request: str) -> None:
@@ -102,17 +137,19 @@ def _close(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def _read(output: IO[bytes], exit_code: int) -> str:
+def _staged(answer: dict[str, Any]) -> str:
+    return f"staged: {answer['fetched']} bytes fetched, {answer['reused']} reused, in {answer['seconds']} s"
+
+
+def _answer(output: IO[bytes], exit_code: int) -> dict[str, Any]:
     output.seek(0)
     lines = output.read().decode(errors="replace").splitlines()
     try:
-        answer = json.loads(lines[-1])
+        answer: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError):
         answer = {}
     if exit_code == 0 and "fetched" in answer:
-        return (
-            f"staged: {answer['fetched']} bytes fetched, {answer['reused']} reused, in {answer['seconds']} s"
-        )
+        return answer
     raise FallbackError(
         answer.get("error", "") or f"the staging process ended with {exit_code}",
         hint="" if "error" in answer else "see the replica's standard error",

@@ -1,7 +1,8 @@
-"""A staging in a process of its own, for the rung `stage`: `python -m llm_prefetch.serve.staging_process`.
+"""A staging in a process of its own, for the rung `stage`, and to commit what the rung `ray` has brought.
 
-The first line of standard input says what to stage. When that input ends, the replica that asked has ended, and so
-does this process: what is on the disk is kept for the next staging. The answer is one line of JSON.
+`python -m llm_prefetch.serve.staging_process`: the first line of standard input says what to stage. When that input
+ends, the replica that asked has ended, and so does this process: what is on the disk is kept for the next staging. The
+answer is one line of JSON.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from llm_prefetch.errors import PrefetchError, SpecError
 from llm_prefetch.spec import Spec, load_spec, parse_spec
 
 _GRACE_SECONDS = 4.0
 _SIGNALLED = 128
+_NICE = 19  # an engine starts meanwhile
 
 
 def main() -> int:
@@ -28,21 +32,32 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_replica, args=[stop], daemon=True).start()
     try:
-        from llm_prefetch.leases import staging
-        from llm_prefetch.stage import stage
-        from llm_prefetch.store import open_store
-
-        spec = _spec(request["spec"], request["deployment"])
-        store = open_store(Path(request["root"]) if request["root"] else None, create=True)
-        with staging(store, spec.deployment):
-            report = stage(spec, store, stop=stop)
+        answer = _work(request, stop)
     except PrefetchError as error:
         _answer({"error": str(error)})
         return error.exit_code
-    _answer(
-        {"fetched": report.fetched_bytes, "reused": report.reused_bytes, "seconds": round(report.seconds, 3)}
-    )
+    _answer(answer)
     return 0
+
+
+def _work(request: dict[str, Any], stop: threading.Event) -> dict[str, object]:
+    from llm_prefetch.leases import staging
+    from llm_prefetch.stage import stage
+    from llm_prefetch.store import open_store
+
+    spec = _spec(request["spec"], request["deployment"])
+    store = open_store(Path(request["root"]) if request["root"] else None, create=True)
+    with staging(store, spec.deployment):
+        if "brought" not in request:
+            report = stage(spec, store, stop=stop)
+            seconds = round(report.seconds, 3)
+            return {"fetched": report.fetched_bytes, "reused": report.reused_bytes, "seconds": seconds}
+        from llm_prefetch.serve.adoption import Brought, adopt
+
+        os.nice(_NICE)
+        folder, replaced = request["brought"]
+        taken, report = adopt(spec, store, Brought(Path(folder), replaced), stop)
+        return {"fetched": report.fetched_bytes, **asdict(taken)}
 
 
 def _spec(given: object, deployment: str) -> Spec:
@@ -51,7 +66,7 @@ def _spec(given: object, deployment: str) -> Spec:
         if isinstance(given, str)
         else parse_spec(given, "callback_config.callback_kwargs.spec")
     )
-    if spec.deployment != deployment:
+    if deployment and spec.deployment != deployment:
         raise SpecError(
             f"it is the spec of {spec.deployment!r}, the replica is of {deployment!r}",
             where=str(given) if isinstance(given, str) else "callback_config.callback_kwargs.spec",

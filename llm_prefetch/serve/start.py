@@ -7,20 +7,28 @@ import logging
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_prefetch import ledger, settings
+from llm_prefetch.caches import KIND
 from llm_prefetch.errors import DiskError, LockTimeoutError, PrefetchError, SpecError
 from llm_prefetch.leases import hold
 from llm_prefetch.live import DeploymentCheck, check_deployment, start_lock
+from llm_prefetch.names import resolve_name
 from llm_prefetch.record import Verdict
+from llm_prefetch.redact import redact_text
+from llm_prefetch.serve.ladder import told
 from llm_prefetch.serve.metrics import count_start
 from llm_prefetch.serve.start_log import startup_phases
 from llm_prefetch.store import NodeStore, acquire, open_store, release
 
 if TYPE_CHECKING:
+    from llm_prefetch.serve.caches import StartCache
+    from llm_prefetch.serve.compile_watch import CompileWatch
     from llm_prefetch.serve.ladder import Attempt
     from llm_prefetch.serve.options import CallbackOptions
     from llm_prefetch.serve.start_phases import Step
@@ -39,14 +47,21 @@ class Start:
         self.options = options
         self.replica = replica
         self.id = uuid.uuid4().hex[:12]
+        self.name = options.live_name
+        """The name below `live/`; a UUID as long as nothing on this node knows whose it is."""
         self.store: NodeStore | None = None
         self.steps: list[Step] = []
         """What this start did by our own clock: name, wall time and seconds."""
+        self.cache: StartCache | None = None
+        """What the engine has of the staged compile caches; set just before it starts."""
+        self.watch: CompileWatch | None = None
+        """What the engine makes of its compile cache; set just before it starts."""
         self._began_wall = time.time()
         self._began = self._checked = time.monotonic()
         self._told: tuple[str, str, float] | None = None
         self._seconds = 0.0
         self._lock = self._lease = -1
+        _starts[self.id] = self
 
     @property
     def where(self) -> str:
@@ -79,6 +94,16 @@ class Start:
         self._checked = time.monotonic()
         self._seconds = self._checked - began
         self.steps.append(("verify", time.time() - self._seconds, self._seconds))
+        return check
+
+    def check_plugins(self) -> DeploymentCheck:
+        """The check for an engine that has its model from elsewhere, but its plugins from here.
+
+        Whatever it says of the model, the lock is kept, and there is a lease on what is live.
+        """
+        check = self._answer(locked=True)
+        if check.bundle:
+            self._take_lease(check)
         return check
 
     def look(self) -> DeploymentCheck:
@@ -154,32 +179,34 @@ class Start:
                 self._end_lease()
             took = time.monotonic() - self._began
             seconds = round(time.monotonic() - self._checked, 3)
-            phases = startup_phases(self._began_wall, self._began_wall, self.steps)
+            facts = startup_phases(self._began_wall, self._began_wall, self.steps)
+            facts |= self.watch.end(outcome) if self.watch is not None else {}
+            if self.store is not None and self.cache is not None:
+                facts |= self.cache.end(self.store, error_of(task))
             if self.store is not None:
-                ledger.append(self.store, "engine", start=self.id, outcome=outcome, seconds=seconds, **phases)
+                ledger.append(self.store, "engine", start=self.id, outcome=outcome, seconds=seconds, **facts)
             if self._told is not None:
-                count_start(*self._told, took if outcome == "ready" else None, self.options.live_name)
-        except Exception:  # noqa: BLE001
-            _log.exception("llm-prefetch: the end of start %s is not in the ledger", self.id)
+                count_start(*self._told, took if outcome == "ready" else None, self.name)
+        except Exception as error:  # noqa: BLE001
+            _log.error("llm-prefetch: the end of start %s is not in the ledger: %s", self.id, told(error))
 
     def end_as_worker(self, outcome: str) -> None:
-        """As `end`, on a node that is not the replica's: it knows of no phases, and counts no start."""
+        """As `end`, on a node that is not the replica's: its phases are those of its own workers, and it counts no start."""
         self._let_go()
         if outcome != "ready":
             self._end_lease()
         if self.store is not None:
-            seconds = round(time.monotonic() - self._checked, 3)
-            ledger.append(
-                self.store, "engine", start=self.id, outcome=outcome, seconds=seconds, role="worker"
-            )
+            facts = startup_phases(self._began_wall, self._began_wall, self.steps, then="engine")
+            facts |= {"seconds": round(time.monotonic() - self._checked, 3), "role": "worker"}
+            ledger.append(self.store, "engine", start=self.id, outcome=outcome, **facts)
 
     def _answer(self, *, locked: bool) -> DeploymentCheck:
-        name = self.options.live_name
         try:
             self.store = open_store(self.options.root)
+            name = self.name = self._find_name(self.store)
             if locked and self._lock < 0:
                 self._lock = self._share(start_lock(self.store, name))
-            return check_deployment(self.store, name)
+            return _deciding(check_deployment(self.store, name))
         except PrefetchError as error:
             reason = str(error)
         except OSError as error:
@@ -187,10 +214,28 @@ class Start:
         except Exception as error:  # noqa: BLE001 (whatever lies there, it must not keep a replica from its fallback)
             _log.log(
                 logging.ERROR if locked else logging.DEBUG,
-                "llm-prefetch: the check of %s failed", name, exc_info=error,
+                "llm-prefetch: the check of %s failed: %s", self.name, told(error),
             )  # fmt: skip
-            reason = f"the check failed: {error!r}"
-        return DeploymentCheck(name, "", Verdict.MISSING, reason, (), ())
+            reason = f"the check failed: {redact_text(repr(error))}"
+        return DeploymentCheck(self.name, "", Verdict.MISSING, reason, (), ())
+
+    def _find_name(self, store: NodeStore) -> str:
+        """What the store knows `deployment` by; else the spec may say it.
+
+        Raises:
+            SpecError: a UUID that nobody on this node knows.
+        """
+        spec = self.options.spec
+        if isinstance(spec, dict):
+            return self.options.live_name
+        try:
+            return resolve_name(store, self.options.deployment)
+        except SpecError:
+            if not spec:
+                raise
+        from llm_prefetch.spec import load_spec  # it loads YAML, which a replica does without
+
+        return load_spec(spec).deployment
 
     def _take_lease(self, check: DeploymentCheck) -> None:
         """While the lock keeps a switch away: a live generation is not deleted, so there is no gap."""
@@ -227,6 +272,15 @@ class Start:
             release(fd)
 
 
+_starts: weakref.WeakValueDictionary[str, Start] = weakref.WeakValueDictionary()
+"""Those of this process whose engine is not up yet: not on the callback, which Ray pickles into tasks."""
+
+
+def starting(start: str) -> Start | None:
+    """The start with this id, until it has ended."""
+    return _starts.get(start)
+
+
 def outcome_of(task: asyncio.Task[Any]) -> str:
     """How the task of an engine's start has ended, in one short line."""
     if task.cancelled():
@@ -234,5 +288,18 @@ def outcome_of(task: asyncio.Task[Any]) -> str:
     error = task.exception()
     if error is None:
         return "ready"
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    reason = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))
     return f"failed: {reason[:_REASON_CHARACTERS]}"
+
+
+def error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """What has ended the task of an engine's start; `None` if the engine is ready."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _deciding(check: DeploymentCheck) -> DeploymentCheck:
+    """The check as it decides on a start: a compile cache that is damaged costs seconds, not the start."""
+    caches = {member.name for member in check.members if member.kind == KIND}
+    if check.ready or not caches or not all(one.ready for one in check.checks if one.name not in caches):
+        return check
+    return replace(check, verdict=Verdict.HIT, reason="")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_prefetch.serve.ladder import told
 from llm_prefetch.serve.start_phases import Line, Step, cut_phases
 
 _log = logging.getLogger("ray.serve.llm_prefetch")
@@ -63,7 +64,9 @@ _RAYS_STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)[,.](\d
 _VLLMS_STAMP = re.compile(rb"(?<!\d)(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?!\d)")
 
 
-def startup_phases(since_wall: float, began_wall: float, steps: Sequence[Step] = ()) -> dict[str, Any]:
+def startup_phases(
+    since_wall: float, began_wall: float, steps: Sequence[Step] = (), *, then: str = "engine config"
+) -> dict[str, Any]:
     """Where the start that ends now has spent its time; facts for its row in the ledger.
 
     Bounded in time and memory, and never raises: what cannot be read is left out.
@@ -72,6 +75,7 @@ def startup_phases(since_wall: float, began_wall: float, steps: Sequence[Step] =
         since_wall: What was written before is of an earlier start.
         began_wall: When our callback was called.
         steps: What the callback has measured itself: name, beginning (wall clock) and seconds of each.
+        then: What comes after the last of them.
 
     Returns:
         `began`, the moment from which `at` counts, and `phases`, each with its `phase`, `at`, `seconds`, how far
@@ -81,9 +85,9 @@ def startup_phases(since_wall: float, began_wall: float, steps: Sequence[Step] =
     try:
         process = process_began()
         lines = list(read_lines(Files.of_this_process(), since_wall, began_wall))
-        return cut_phases(process, lines, began_wall, steps, ended)
-    except Exception:  # noqa: BLE001 (a start must not fail by what is told of it)
-        _log.warning("llm-prefetch: where this start spent its time cannot be told", exc_info=True)
+        return cut_phases(process, lines, began_wall, steps, ended, then=then)
+    except Exception as error:  # noqa: BLE001 (a start must not fail by what is told of it)
+        _log.warning("llm-prefetch: where this start spent its time cannot be told: %s", told(error))
         return {}
 
 
@@ -144,6 +148,21 @@ def read_lines(files: Files, since: float, began: float) -> Iterator[Line]:
             return
 
 
+def find_text(files: Files, wanted: Sequence[str], since: float) -> Iterator[str]:
+    """The lines, as they stand there, that hold one of the `wanted` and were written since then; as `read_lines`."""
+    until = time.monotonic() + _SECONDS
+    looked_for = tuple(("", text.encode()) for text in wanted)
+    sources = [(path, _TAIL_BYTES) for path in files.outputs]
+    sources += [(path, _OTHERS_TAIL_BYTES) for path in _worker_actors(files, since)]
+    for path, size in sources:
+        for _, line, at in _hits(path, looked_for, size):
+            read = _read_line("", line, at, since)
+            if read is not None and read.latest >= since:
+                yield line.decode(errors="replace")
+        if time.monotonic() > until:
+            return
+
+
 def _counts(line: Line, since: float, began: float) -> bool:
     """Before our callback is called, the last of each kind is the one; `cut_phases` takes care of that."""
     if line.what in {"starting", "creating", "replica"}:
@@ -195,6 +214,14 @@ def _newest(paths: Iterator[Path], count: int, *, since: float = 0.0) -> list[Pa
 
 def _find(path: Path, wanted: _Wanted, near: float, size: int) -> Iterator[Line]:
     """The lines of `path` with one of the `wanted` strings; those without a time stamp are of no use."""
+    for what, found, at in _hits(path, wanted, size):
+        line = _read_line(what, found, at, near)
+        if line is not None:
+            yield line
+
+
+def _hits(path: Path, wanted: _Wanted, size: int) -> Iterator[tuple[str, bytes, int]]:
+    """What each line tells, the line, and where in it the string stands."""
     text = _tail(path, size)
     for what, literal in wanted:
         at = -1
@@ -204,9 +231,7 @@ def _find(path: Path, wanted: _Wanted, near: float, size: int) -> Iterator[Line]
                 break
             begin = text.rfind(b"\n", max(0, at - _LINE_BYTES), at) + 1
             end = text.find(b"\n", at, at + _LINE_BYTES)
-            line = _read_line(what, text[begin : end if end >= 0 else at + _LINE_BYTES], at - begin, near)
-            if line is not None:
-                yield line
+            yield what, text[begin : end if end >= 0 else at + _LINE_BYTES], at - begin
 
 
 def _tail(path: Path, size: int, *, from_start: bool = False) -> bytes:

@@ -69,7 +69,13 @@ class _Mark:
 
 
 def cut_phases(
-    process: float | None, lines: Sequence[Line], began: float, steps: Sequence[Step], ended: float
+    process: float | None,
+    lines: Sequence[Line],
+    began: float,
+    steps: Sequence[Step],
+    ended: float,
+    *,
+    then: str = "engine config",
 ) -> dict[str, Any]:
     """The facts of the ledger's row: `began`, and the `phases`.
 
@@ -79,8 +85,9 @@ def cut_phases(
         began: When our callback was called.
         steps: What it has measured.
         ended: When the engine was ready, or its start had failed.
+        then: What follows the last of the steps.
     """
-    marks = [*_before(process, lines, began), *_own(began, steps), *_engine(lines, ended)]
+    marks = [*_before(process, lines, began), *_own(began, steps, then), *_engine(lines, ended)]
     pieces = _cut(marks, ended)
     for line in _stated(lines):
         pieces = _carve(pieces, line)
@@ -120,14 +127,14 @@ def _before(process: float | None, lines: Sequence[Line], began: float) -> list[
     return marks
 
 
-def _own(began: float, steps: Sequence[Step]) -> list[_Mark]:
+def _own(began: float, steps: Sequence[Step], then: str) -> list[_Mark]:
     """What the callback has measured. Between its steps it looks at the node again; after them it is Ray's turn."""
     if not steps:
-        return [_Mark("verify + engine config", began, 0.0, "clock")]
+        return [_Mark(f"verify + {then}", began, 0.0, "clock")]
     marks = [_Mark("verify", began, 0.0, "clock")]
     for name, wall, seconds in sorted(steps, key=lambda step: step[1]):
         marks += [_Mark(name, wall, 0.0, "clock"), _Mark("verify", wall + seconds, 0.0, "clock")]
-    return [*marks[:-1], replace(marks[-1], name="engine config")]
+    return [*marks[:-1], replace(marks[-1], name=then)]
 
 
 def _engine(lines: Sequence[Line], ended: float) -> list[_Mark]:

@@ -15,13 +15,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import machine, node, publishing, report, rereading, slow_origin, throughput
+from tests.bench import (
+    compile_cache,
+    machine,
+    node,
+    orchestration,
+    publishing,
+    replica,
+    report,
+    rereading,
+    slow_origin,
+    starts,
+    throughput,
+)
 from tests.bench.corpora import Corpus, make_corpora
 from tests.bench.origin import FastOrigin, fast_origin
 from tests.bench.table import Row
 
 _REPOSITORY = Path(__file__).parents[2]
-_ALONE = ("verify", "import", "again")
+_ALONE = ("verify", "import", "again", "replica", "compile-cache", "orchestration")
 _MINUTES = {"throughput": 25, "publish": 4, "resume": 2, "update": 1, "slow": 3}
 """What the groups that need the fast origin take in three runs, roughly."""
 
@@ -69,13 +81,22 @@ def _measure(
     about = machine.describe(base)
     rows: list[Row] = []
     samples: list[throughput.Sample] = []
+    started: list[starts.Sample] = []
     failed: list[str] = []
     with contextlib.ExitStack() as stack:
         origin = _origin(stack, base, talk)
+
+        def all_starts() -> list[Row]:
+            started.extend(starts.measure(base, runs, say, quick=options.quick))
+            return [*replica.checks_at_once(base, runs), *starts.rows(started)]
+
         jobs: dict[str, Callable[[], list[Row]]] = {
             "verify": lambda: node.quick_verify(base, runs),
             "import": lambda: node.import_callback(base, runs),
             "again": lambda: node.stage_again(base, runs, origin),
+            "replica": all_starts,
+            "orchestration": lambda: orchestration.measure(base, runs, say),
+            "compile-cache": lambda: compile_cache.measure(runs, say),
         }
         if origin and set(groups) & set(_MINUTES):
             corpora = _corpora(origin, groups, options, talk)
@@ -106,6 +127,7 @@ def _measure(
         "quick": options.quick,
         "rows": [asdict(row) for row in rows],
         "samples": [asdict(sample) for sample in samples],
+        "starts": [asdict(sample) for sample in started],
     }
 
 

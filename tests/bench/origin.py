@@ -42,7 +42,7 @@ http {{
 {servers}}}
 """
 _SERVER = """    server {{
-        listen 127.0.0.1:{port}{how};
+        listen {host}:{port}{how};
         location = /{bucket} {{ rewrite ^ /{bucket}/ last; }}
         location = /{bucket}/ {{ default_type application/xml; try_files /.listing/$listing.xml =404; }}
     }}
@@ -134,8 +134,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def fast_origin(base: Path) -> Iterator[FastOrigin]:
-    """Run nginx on free ports of 127.0.0.1 for the length of the block.
+def fast_origin(base: Path, host: str = "127.0.0.1") -> Iterator[FastOrigin]:
+    """Run nginx on free ports of `host` for the length of the block.
 
     Raises:
         RuntimeError: there is no nginx, or it does not start.
@@ -146,7 +146,9 @@ def fast_origin(base: Path) -> Iterator[FastOrigin]:
     data = base / "origin"
     (data / BUCKET).mkdir(parents=True, exist_ok=True)
     user = "user root;" if os.geteuid() == 0 else ""
-    servers = "".join(_SERVER.format(port=port, how=how[name], bucket=BUCKET) for name, port in ports.items())
+    servers = "".join(
+        _SERVER.format(host=host, port=port, how=how[name], bucket=BUCKET) for name, port in ports.items()
+    )
     config = base / "nginx.conf"
     config.write_text(
         _CONFIG.format(
@@ -159,13 +161,13 @@ def fast_origin(base: Path) -> Iterator[FastOrigin]:
     server = subprocess.Popen(argv)
     try:
         deadline = time.monotonic() + 10
-        while not all(listens("127.0.0.1", port) for port in ports.values()):
+        while not all(listens(host, port) for port in ports.values()):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"nginx does not start; see {base / 'error.log'}")
             time.sleep(0.05)
         doors = {
             name: Door(
-                f"http{'s' * (name == 'tls')}://127.0.0.1:{port}", certificates.env if name == "tls" else {}
+                f"http{'s' * (name == 'tls')}://{host}:{port}", certificates.env if name == "tls" else {}
             )
             for name, port in ports.items()
         }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.bench import plot, table
+from tests.bench import plot, starts, table
 from tests.bench.table import GB, Grid, Row, figure
 from tests.bench.throughput import Sample, by_corpus, middle
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Results = dict[str, Any]
-"""What `results.json` holds: `failed`, `machine`, `quick`, `rows` and `samples`."""
+"""What `results.json` holds: `failed`, `machine`, `quick`, `rows`, `samples` and `starts`."""
 _REPOSITORY = Path(__file__).parents[2]
 PAGE = _REPOSITORY / "docs" / "explanation" / "measurements.md"
 _BEGIN, _END = "<!-- make bench -->\n", "<!-- end of make bench -->\n"
@@ -30,7 +30,7 @@ def show(console: Console, results: Results) -> None:
     for name, text in results["machine"].items():
         console.print(f"{name:9} {text}", highlight=False)
     rows, samples = read(results)
-    for title, grid in _side_by_side(samples):
+    for title, grid in [*_side_by_side(samples), *_starts(results)]:
         table.show(console, f"\n{title}", grid)
     table.show(console, "\nWith targets", table.grid(rows))
 
@@ -43,7 +43,8 @@ def write(results: Results) -> None:
     if samples:
         parts.append("![GB/s of each client on each corpus](../images/throughput.svg)\n")
     parts.append(f"## Targets\n\n{table.markdown(table.grid(rows))}\n")
-    parts += [f"### {title}\n\n{table.markdown(grid)}\n" for title, grid in _side_by_side(samples)]
+    for title, grid in [*_side_by_side(samples), *_starts(results)]:
+        parts.append(f"### {title}\n\n{table.markdown(grid)}\n")
     text = PAGE.read_text()
     head, _, rest = text.partition(_BEGIN)
     tail = rest.partition(_END)[2]
@@ -56,6 +57,12 @@ def write(results: Results) -> None:
 def read(results: Results) -> tuple[list[Row], list[Sample]]:
     """The objects that the data stand for."""
     return [Row(**row) for row in results["rows"]], [Sample(**sample) for sample in results["samples"]]
+
+
+def _starts(results: Results) -> list[tuple[str, Grid]]:
+    """Where starts of a replica spend their time; none in results that have no starts."""
+    samples = [starts.Sample(**sample) for sample in results.get("starts", ())]
+    return [("Where a start spends its time, medians", starts.breakdown(samples))] if samples else []
 
 
 def _side_by_side(samples: Sequence[Sample]) -> list[tuple[str, Grid]]:

@@ -1,4 +1,7 @@
-"""Parsers and models from outside vLLM, with a real one: tried, registered, and used in each process of an engine."""
+"""Parsers and models from outside vLLM, with a real one: tried, and registered.
+
+That each process of an engine uses them is in `test_replica.py` and `test_plugins_deployed.py`.
+"""
 
 from __future__ import annotations
 
@@ -283,53 +286,3 @@ def test_models_are_not_imported_in_the_replica_and_parsers_are(registered):
     imported = {name.rpartition(".")[2] for name in last["imported"]}
     assert "parsers" in imported
     assert "model" not in imported
-
-
-# --- used ----------------------------------------------------------------------------------------------------------
-
-WITNESS = (
-    b"\nimport os, multiprocessing\n"
-    b"with open(os.environ['WITNESS'], 'a') as witness:\n"
-    b"    print(multiprocessing.current_process().name, __name__.rpartition('.')[2], file=witness)\n"
-)
-
-
-def test_an_engine_uses_a_parser_and_a_model_of_a_staged_artifact_in_each_of_its_processes(tmp_path):
-    files = {path.name: path.read_bytes() + WITNESS for path in EXAMPLES.glob("*.py")}
-    model = write_checkpoint(tmp_path / "model", says=SAYS)
-    config = json.loads((model / "config.json").read_text())
-    config["architectures"] = ["HouseLlamaForCausalLM"]
-    (model / "config.json").write_text(json.dumps(config))
-    store = _stage(tmp_path / "store", tmp_path / "plugins", files, model)
-    request = {
-        "deployment": "toy",
-        "parsers": {
-            "reasoning": [f"{IN}/answer_after.py:AnswerAfterParser"],
-            "models": [f"{IN}/house_llama.py:HouseLlamaForCausalLM"],
-        },
-        "engine_kwargs": {"reasoning_parser": "answer_after"},
-        "chats": [{}, {"stream": True}, {"structured_outputs": {"choice": ["yes", "no"]}}],
-    }
-    answer = _python(
-        "tests.real.vllm_api",
-        json.dumps(request),
-        store=store,
-        WITNESS=str(tmp_path / "witness"),
-        VLLM_CACHE_ROOT=str(tmp_path / "cache"),
-    )
-    assert answer["registered"] == ["reasoning answer_after", "models HouseLlamaForCausalLM"]
-    assert answer["architecture"] == "HouseLlamaForCausalLM"
-    whole, streamed, held_to_a_grammar = answer["answers"]
-    # The API layer splits the output, whole or in parts.
-    assert (whole["reasoning"], whole["content"]) == ("Two and that make", "Four, surely!")
-    assert (streamed["reasoning"].strip(), streamed["content"].strip()) == (
-        "Two and that make",
-        "Four, surely!",
-    )
-    # EngineCore asks the parser when the grammar begins: the thoughts are free, the answer is not.
-    assert held_to_a_grammar["reasoning"] == "Two and that make"
-    assert held_to_a_grammar["content"] in ("yes", "no")
-    seen = {tuple(line.split()) for line in (tmp_path / "witness").read_text().splitlines()}
-    assert {process for process, module in seen if module == "answer_after"} >= {"MainProcess", "EngineCore"}
-    assert any(module == "house_llama" and process.startswith("VllmWorker") for process, module in seen)
-    assert check_deployment(store, "toy").ready

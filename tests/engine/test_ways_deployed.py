@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.engine.deployed import SERVE, bucket, deployed, message, rows, started
 from tests.real.adapter import write_adapter
 from tests.real.checkpoint import _CHAT_TEMPLATE, write_checkpoint
-from tests.real.serve_app import ServeApp, ServeError, chat, serve_llm
+from tests.real.hosts import Host
+from tests.real.processes import wait_until
+from tests.real.serve_app import ServeApp, ServeError
 from tests.real.world import World
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-SERVE = Path(__file__).parents[2] / "deployments" / "serve"
 SAYS = "My adapters and files are here."
+_LEASES = """
+import json
+from dataclasses import asdict
+from llm_prefetch.leases import leased
+from llm_prefetch.store import open_store
+print(json.dumps([asdict(lease) for lease in leased(open_store())]))
+"""
 
 
-@contextmanager
-def deployed(world: World, path: Path) -> Iterator[ServeApp]:
-    temp_dirs = [host.folder / "ray" for host in world.cluster.hosts]
-    with serve_llm(
-        path, dashboard=world.cluster.dashboard_url, host=world.head.ip, temp_dirs=temp_dirs, deadline=600
-    ) as app:
-        yield app
+def leases(host: Host) -> list[dict[str, Any]]:
+    """The leases that are held on a host."""
+    return list(json.loads(host.run([sys.executable, "-c", _LEASES]).stdout))
 
 
 def said(app: ServeApp, model: str) -> str:
-    return str(chat(app.base_url, model, "Where are they?")["choices"][0]["message"]["content"])
+    return str(message(app, model)["content"])
 
 
 def test_the_first_request_for_a_staged_adapter_finds_it_on_the_node(
@@ -40,8 +44,7 @@ def test_the_first_request_for_a_staged_adapter_finds_it_on_the_node(
 ) -> None:
     surroundings.wipe()
     s3 = surroundings.s3
-    if "models" not in {bucket["Name"] for bucket in s3.client.list_buckets()["Buckets"]}:
-        s3.create_bucket("models")  # where Ray would look for adapters
+    bucket(surroundings, "models")  # where Ray would look for adapters
     model = write_checkpoint(tmp_path / "model", says=SAYS)
     write_adapter(tmp_path / "adapters" / "my-lora")
     artifacts = [
@@ -64,7 +67,7 @@ def test_the_first_request_for_a_staged_adapter_finds_it_on_the_node(
         assert "adapters/another/adapter_config.json" in {request.key for request in s3.requests()}
 
 
-def test_what_ray_cannot_download_is_staged_by_the_replica_and_linked_where_the_engine_looks(
+def test_a_replica_on_an_unstaged_node_stages_what_ray_cannot_download_and_holds_a_lease_until_it_dies(
     surroundings: World, tmp_path: Path
 ) -> None:
     surroundings.wipe()
@@ -72,13 +75,26 @@ def test_what_ray_cannot_download_is_staged_by_the_replica_and_linked_where_the_
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "plain.jinja").write_text("{# mine #}" + _CHAT_TEMPLATE)
     (model / "tokenizer_config.json").write_text(_without_template(model))
-    path, links = _moved(tmp_path)
+    origin = f"s3://{bucket(surroundings, 'custom')}/tiny-llama"
+    surroundings.cli(surroundings.head, "publish", model, origin)
+    path, links = _moved(tmp_path, origin)
     with deployed(surroundings, path) as app:
         assert said(app, "tiny-llama") == SAYS
-        (host,) = [host for host in surroundings.cluster.hosts if surroundings.ledger(host)]
-        (start,) = [row for row in surroundings.ledger(host) if row["kind"] == "start"]
+        host, start = started(surroundings)
         assert (start["verdict"], start["rung"]) == ("MISSING", "stage")
-        assert f"engine path {host.root}/live/tiny-llama/weights" in app.replica_log()
+        assert [step["rung"] for step in start["ladder"]] == ["wait", "stage"]
+        assert "ServeReplica" in start["replica"] or "SERVE_REPLICA" in start["replica"]
+        assert [row["outcome"] for row in rows(surroundings, host, "engine")] == ["ready"]
+        log = app.replica_log()
+        assert "trying `stage`" in log
+        assert f"engine path {host.root}/live/tiny-llama/weights" in log
+        (lease,) = leases(host)
+        assert lease["bundle"] == start["bundle"] == surroundings.ask(host, "ls")["deployments"][0]["bundle"]
+        assert lease["replica"] == start["replica"]
+        host.run(["kill", "-9", str(lease["pid"])])
+        wait_until(
+            lambda: lease["pid"] not in [left["pid"] for left in leases(host)], 60, "the lease of the dead"
+        )
     for name, link in links.items():
         assert str(link.readlink()) == f"{host.root}/live/tiny-llama/{name}"
 
@@ -90,16 +106,16 @@ def _without_template(model: Path) -> str:
     return json.dumps(config)
 
 
-def _moved(folder: Path) -> tuple[Path, dict[str, Path]]:
-    """The example with its origins and links below `folder`."""
+def _moved(folder: Path, origin: str) -> tuple[Path, dict[str, Path]]:
+    """The example with the model at `origin`, and its template and links below `folder`."""
     text = (SERVE / "custom-download.yaml").read_text()
-    for origin, here in {
-        "https://models.example.com/tiny-llama": f"file://{folder / 'model'}",
+    for there, here in {
+        "https://models.example.com/tiny-llama": origin,
         "file:///mnt/share/templates": f"file://{folder / 'templates'}",
         "/var/lib/models/": f"{folder / 'links'}/",
     }.items():
-        assert origin in text
-        text = text.replace(origin, here)
+        assert there in text
+        text = text.replace(there, here)
     path = folder / "serve.yaml"
     path.write_text(text)
     (llm,) = yaml.safe_load(text)["applications"][0]["args"]["llm_configs"]

@@ -49,9 +49,30 @@ class Run:
 
     def artifact(self, kind: str) -> Any:
         """The data of the one artifact of that type."""
-        found = call(self.api, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [self.id]}}})
-        (data,) = [artifact["data"] for artifact in found if artifact["type"] == kind]
-        return data
+        return self.described(kind)[0]
+
+    def described(self, kind: str) -> tuple[Any, str]:
+        """The data of the one artifact of that type, and its description."""
+        (one,) = self._artifacts(kind)
+        return one["data"], one["description"]
+
+    @property
+    def markdowns(self) -> list[str]:
+        """All its pages of Markdown."""
+        return [artifact["data"] for artifact in self._artifacts("markdown")]
+
+    def events(self, count: int) -> list[dict[str, Any]]:
+        """Our `count` events of this run; they arrive some time after it has ended."""
+        found: list[dict[str, Any]] = []
+
+        def arrived() -> bool:
+            related = {"id": [f"prefect.flow-run.{self.id}"]}
+            asked = {"filter": {"event": {"prefix": ["llm-prefetch."]}, "any_resource": related}}
+            found[:] = call(self.api, "/events/filter", asked)["events"]
+            return len(found) >= count
+
+        wait_until(arrived, 60, f"{count} events of the run have arrived")
+        return found
 
     @property
     def table(self) -> dict[str, dict[str, Any]]:
@@ -65,6 +86,10 @@ class Run:
             120,
             f"a run is {names}",
         )
+
+    def _artifacts(self, kind: str) -> list[dict[str, Any]]:
+        found = call(self.api, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [self.id]}}})
+        return [artifact for artifact in found if artifact["type"] == kind]
 
     def _tasks(self) -> list[dict[str, Any]]:
         return list(call(self.api, "/task_runs/filter", {"flow_runs": {"id": {"any_": [self.id]}}}))
@@ -106,6 +131,10 @@ class Flows:
         self.world.cli(self.world.head, "publish", folder, f"s3://{bucket}/{name}")
         s3.forget()
         return files * kilobytes * 1024
+
+    def bytes_read(self, bucket: str) -> int:
+        """Bytes of this bucket's objects that were read since they were published."""
+        return sum(request.sent for request in self.world.s3.requests("read") if request.bucket == bucket)
 
     def direct(self, *specs: dict[str, Any], server: bool = True) -> list[dict[str, Any]]:
         """Run the flow `stage` for each spec in one process on the head, with the server or without any."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from llm_prefetch.names import resolve_name
+from llm_prefetch.store import NodeStore
 from tests.flows.conftest import Flows, call, spec
 from tests.ray.conftest import actors
 from tests.real.processes import wait_until
@@ -23,7 +25,10 @@ def test_a_deployed_run_stages_on_every_node_and_shows_it(flows: Flows) -> None:
     addresses = {host.ip for host in flows.world.cluster.hosts if host.running}
     assert run.state[0] == "Completed"
     assert run.attempts == {f"stage-{address}": 1 for address in addresses}
-    assert run.artifact("progress") == 100.0
+    percent, said = run.described("progress")
+    assert percent == 100.0
+    assert said.startswith(f"`tiny-llama` on {len(addresses)} nodes: ")
+    assert "(100%), " in said
     assert set(run.table) == addresses
     for row in run.table.values():
         assert (row["verdict"], row["fetched_bytes"], row["reused_bytes"], row["error"]) == (
@@ -33,6 +38,7 @@ def test_a_deployed_run_stages_on_every_node_and_shows_it(flows: Flows) -> None:
             "",
         )
         assert row["seconds"] > 0
+        assert row["root"] == str(flows.world.cluster.root)
     logged = {(line["name"], line["message"].partition(",")[0]) for line in run.logs}
     assert (
         "prefect.flow_runs",
@@ -40,9 +46,23 @@ def test_a_deployed_run_stages_on_every_node_and_shows_it(flows: Flows) -> None:
     ) in logged
     for address in addresses:
         assert ("llm_prefetch.cluster.staging", f"{address}: HIT") in logged
-    for host in flows.world.cluster.hosts:
-        if host.running:
-            assert flows.world.ask(host, "verify", "tiny-llama", "--full")["ready"]
+    page = run.artifact("markdown")
+    assert page.startswith(f"## `tiny-llama`: staged: {len(addresses)} of {len(addresses)} nodes ready")
+    assert "`s3://models/tiny-llama/.llm-prefetch/manifest.json`" in page
+    told = {(event["event"], event["resource"]["prefect.resource.id"]): event for event in run.events(4)}
+    running = [host for host in flows.world.cluster.hosts if host.running]
+    assert set(told) == {
+        ("llm-prefetch.bundle.staged", "llm-prefetch.bundle.tiny-llama"),
+        *(("llm-prefetch.node.ready", f"llm-prefetch.node.{host.name}") for host in running),
+    }
+    bundle = told["llm-prefetch.bundle.staged", "llm-prefetch.bundle.tiny-llama"]
+    assert (bundle["payload"]["ready"], bundle["payload"]["fetched_bytes"]) == (3, 3 * size)
+    assert all(len(event["related"]) <= 8 for event in told.values()), told  # most of them are Prefect's own
+    for host in running:
+        assert flows.world.ask(host, "verify", "tiny-llama", "--full")["ready"]
+        # A replica that names the deployment by its UUID needs no network.
+        uuid = call(flows.api, "/deployments/name/stage/tiny-llama")["id"]
+        assert resolve_name(NodeStore(host.disk), uuid) == "tiny-llama"
 
 
 def test_too_few_nodes_fail_the_run_with_our_line_and_the_table_says_who(flows: Flows) -> None:
@@ -65,6 +85,12 @@ def test_too_few_nodes_fail_the_run_with_our_line_and_the_table_says_who(flows: 
     assert "Error:" in message  # the class of what happened on the node
     assert run.table[broken]["verdict"] == "MISSING"
     assert run.table[broken]["error"]
+    assert f"; {broken}: " in message  # and which node
+    assert "**What next**" in run.artifact("markdown")
+    assert {event["event"] for event in run.events(3)} == {
+        "llm-prefetch.bundle.stage-failed",
+        "llm-prefetch.node.ready",
+    }
     assert {run.table[address]["verdict"] for address in well} == {"HIT"}
     assert run.artifact("progress") < 100
     assert run.attempts == {f"stage-{address}": 1 for address in (broken, *well)}
@@ -116,9 +142,7 @@ def test_a_cancelled_run_ends_its_actors_and_what_is_done_is_kept(flows: Flows) 
     host = flows.world.cluster.hosts[2]
     argv = ("deployment", "run", "stage/tiny-llama", "--params", json.dumps({"spec": slow}))
     run = flows.run_in(flows.prefect.cli(*argv))
-    wait_until(
-        lambda: bool(flows.world.s3.bytes_read() > 2**21 + 2**19), 120, "the node reads from the origin"
-    )
+    wait_until(lambda: flows.bytes_read("flow-cancel") > 2**21 + 2**19, 120, "the node reads from the origin")
     call(flows.api, f"/flow_runs/{run.id}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
     wait_until(lambda: not actors(flows.world), 120, "no actor of ours is alive")
     run.wait_for("Cancelled")
@@ -174,7 +198,15 @@ def test_bad_parameters_are_refused_at_submission_and_every_field_of_the_form_is
     schema = deployment["parameter_openapi_schema"]
     models = {"stage": schema, **schema["definitions"]}
     fields = {f"{m}.{f}": field for m, model in models.items() for f, field in model["properties"].items()}
-    assert {"stage.spec", "stage.address", "stage.root", "Artifact.uri", "Policy.min_ready"} <= set(fields)
+    assert {
+        "stage.spec",
+        "stage.dry_run",
+        "stage.plan",
+        "stage.address",
+        "stage.root",
+        "Artifact.uri",
+        "Policy.min_ready",
+    } <= set(fields)
     assert [name for name, field in fields.items() if not field.get("description")] == []
 
 

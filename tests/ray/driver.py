@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_prefetch.cluster import Run, connected, plan_node, select_nodes, stage_node
+from llm_prefetch.cluster import Run, connected, plan_cluster, select_nodes, stage_node
 from llm_prefetch.errors import PrefetchError
 from llm_prefetch.origins import open_origin
 from llm_prefetch.spec import NodeSelector, Spec
@@ -33,12 +34,15 @@ def fail(spec: dict[str, Any]) -> list[Any]:
     """The errors of planning and of staging on one node."""
     parsed = Spec.model_validate(spec)
     node = select_nodes(parsed.nodes)[0]
-    try:
-        plan_node(node, parsed, root=None)
-        planned = None
-    except PrefetchError as error:
-        planned = plain(error)
+    planned = plain(plan_cluster(parsed, [node], root=None).nodes[0].error)
     return [planned, plain(stage_node(node, parsed, Run.of(parsed), root=None).error)]
+
+
+def vanish(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """The error of staging on a node that was selected and is not there any more."""
+    parsed = Spec.model_validate(spec)
+    gone = replace(select_nodes(parsed.nodes)[0], id="a" * 56)
+    return plain(stage_node(gone, parsed, Run.of(parsed), root=None).error)
 
 
 def change_between(spec: dict[str, Any], path: str) -> list[Any]:
@@ -68,6 +72,6 @@ def plain(error: PrefetchError | None) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    calls = {work.__name__: work for work in (select, ids, fail, change_between)}
+    calls = {work.__name__: work for work in (select, ids, fail, vanish, change_between)}
     with connected():
         print(json.dumps([calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.ray.conftest import Staging
-from tests.real.hosts import HostSpec
+from tests.real.hosts import Host, HostSpec
+from tests.real.processes import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -101,4 +102,38 @@ def test_a_full_disk_and_a_lost_node_leave_the_others_alone(staging: Staging) ->
     assert errors[lost.name]["message"] == "the node or the process at work there died"
     assert errors[lost.name]["where"] == lost.ip
     staging.full_checks(staging.hosts)
+
+    # It comes back with its disk: the next run goes on there.
+    done = staging.chunks_done(lost)
+    lost.start()
+    code, report, _ = staging.cli("stage", staging.spec("weights"))
+    assert code == 0
+    (again,) = [node["report"] for node in report["nodes"] if node["node"]["hostname"] == lost.name]
+    assert again["artifacts"][0]["reused_bytes"] == done * 256 * 1024 > 0
+    staging.full_checks([lost])
+
+    dies_after_its_report(staging, lost)
     staging.wait_for_no_actor()
+
+
+def dies_after_its_report(staging: Staging, lost: Host) -> None:
+    """When all is well on a node and another is still at work: then it does not count."""
+    staging.put("more", files=32)
+    staging.cli("stage", staging.spec("more", deployment="more", nodes={"ids": [lost.name]}))
+    spec = staging.spec("more", deployment="more", policy=SLOWLY, nodes={"ids": ["host1", lost.name]})
+    before = len(staging.world.ledger(lost))
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(staging.cli, "stage", spec)
+        try:
+            wait_until(lambda: len(staging.world.ledger(lost)) > before, 90, "it has staged")
+            staging.wait_for_chunks([staging.hosts[1]])
+        finally:
+            lost.kill()
+        code, report, err = run.result()
+    assert code == 3
+    assert (
+        f"1 of 2 nodes are ready, 2 are needed; {lost.ip}: the node or the process at work there died" in err
+    )
+    there, dead = report["nodes"]
+    assert (there["ready"], dead["ready"], dead["error"]["code"]) == (True, False, "cluster")
+    assert dead["report"]["artifacts"][0]["verdict"] == "HIT"  # what it did before

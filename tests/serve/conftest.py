@@ -8,6 +8,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class RaysDownload:
 
     folder: Path
     calls: int = 0
-    bring: Callable[[Path], None] | None = None
+    bring: Callable[[Path], object] | None = None
     """Puts into the folder what Ray has downloaded; a whole model, if nothing is said."""
     wait: Callable[[], Awaitable[Any]] | None = None
 
@@ -244,3 +245,12 @@ def during(start: Start, step: Callable[[], object]) -> None:
         await task
 
     asyncio.run(main())
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    for _ in range(300):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come")

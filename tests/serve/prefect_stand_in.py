@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 DEPLOYMENT_ID = "5a7c3b8e-0d0f-4d5b-9f3e-2f6f8f1b2c3d"
+FLOW_ID = "11111111-0d0f-4d5b-9f3e-2f6f8f1b2c3d"
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -39,6 +40,8 @@ class Server:
 
     url: str = ""
     runs: list[Run] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """That were posted."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of each request."""
     headers: list[str] = field(default_factory=list)
@@ -60,18 +63,27 @@ class Server:
     def started(self) -> list[Run]:
         return [run for run in self.runs if run.key]
 
-    def reply(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    def reply(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         match method, path.strip("/").split("/"):
             case "GET", ["api", "deployments", "name", "stage", "llama"]:
                 return 200, {"id": DEPLOYMENT_ID}
+            case "GET", ["api", "deployments", id_] if id_ == DEPLOYMENT_ID:
+                return 200, {"id": DEPLOYMENT_ID, "name": "llama"}
+            case "GET", ["api", "flows", id_] if id_ == FLOW_ID:
+                return 200, {"id": FLOW_ID, "name": "stage"}
+            case "POST", ["api", "events"]:
+                assert isinstance(body, list)
+                self.events += body
+                return 204, b""
             case "POST", ["api", "flow_runs", "filter"]:
                 return 200, [run.body for run in self._filtered(body)]
             case "POST", ["api", "deployments", id_, "create_flow_run"] if id_ == DEPLOYMENT_ID:
                 return self._start(body["idempotency_key"])
             case "GET", ["api", "flow_runs", id_]:
-                [run] = [run for run in self.runs if run.id == id_]
-                self.on_read(run)
-                return 200, run.body
+                for run in self.runs:
+                    if run.id == id_:
+                        self.on_read(run)
+                        return 200, run.body
         return 404, {"detail": "not found"}
 
     def _filtered(self, body: dict[str, Any]) -> list[Run]:

@@ -17,6 +17,7 @@ from ray.llm._internal.common.utils.import_utils import load_class
 
 from llm_prefetch import serve
 from llm_prefetch.errors import SpecError
+from llm_prefetch.names import remember
 from llm_prefetch.serve.options import parse_options
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
@@ -81,6 +82,37 @@ def test_the_name_of_the_staging_flow_may_stand_before_the_deployment(make, stag
         start.run()
         paths.append(start.engine.hf_model_id)
     assert paths[0] == paths[1] != UNTOUCHED.hf_model_id
+
+
+ID = "0dd4ffd6-b09c-4a3c-8bbb-5b7f9e6a6e0a"
+
+
+def test_a_deployment_may_be_named_by_its_id_in_prefect_without_asking_prefect(make, staged, rows):
+    remember(staged, ID, "llama")
+    remember(staged, "stage/nightly", "llama")
+    for name in (ID, ID.upper(), "stage/nightly"):
+        start = make(deployment=name, on_miss=["fail"])
+        start.run()
+        assert start.engine.hf_model_id == str(staged.root / "live" / "llama" / "weights")
+        assert rows("start")[-1]["deployment"] == "llama"
+
+
+def test_an_id_that_nobody_on_the_node_knows_is_a_miss(make, staged, rows):
+    start = make(deployment=ID, on_miss=["ray"])
+    start.run()
+    assert start.by_ray
+    [row] = rows("start")
+    assert (row["deployment"], row["verdict"]) == (ID, "MISSING")
+    assert "no deployment of that id has staged on this node" in row["reason"]
+
+
+@pytest.mark.parametrize("way", ["mapping", "file"])
+def test_a_spec_says_the_name_that_an_id_does_not(make, store, spec, rows, tmp_path, way):
+    (tmp_path / "spec.yaml").write_text(Spec.model_validate(spec).model_dump_json())
+    given = spec if way == "mapping" else str(tmp_path / "spec.yaml")
+    start = make(deployment=ID, on_miss=["stage", "fail"], spec=given)
+    start.run()
+    assert start.engine.hf_model_id == str(store.root / "live" / "llama" / "weights")
 
 
 def test_the_root_may_be_named_in_the_yaml(make, staged, monkeypatch):
@@ -249,7 +281,7 @@ def _spec_of(deployment):
         ({"on_miss": ["wait", "wait", "ray"]}, "callback_kwargs.on_miss: each rung may stand there once"),
         ({"on_miss": ["stage", "ray"]}, "callback_kwargs.spec: on_miss names `stage`"),
         ({"on_miss": ["prefect", "ray"]}, "callback_kwargs.deployment: on_miss names `prefect`"),
-        ({"deployment": "0dd4ffd6-b09c-4a3c-8bbb-5b7f9e6a6e0a"}, "callback_kwargs.deployment: a UUID"),
+        ({"deadlines": {"check": 0}}, "callback_kwargs.deadlines.check"),
         ({"prefect": {"deployment": "llama"}}, "callback_kwargs.prefect.deployment"),
         ({"prefect": {"api_ur": "http://x"}}, "callback_kwargs.prefect.api_ur"),
         ({"prefect": {"api_url": "prefect:4200"}}, "callback_kwargs.prefect.api_url"),
@@ -314,6 +346,15 @@ def test_a_secret_in_the_yaml_shows_in_no_message(make, caplog):
         make(prefect={**secret, "api_key": ["hunter2"]})
     assert "hunter2" not in str(caught.value)
     assert caught.value.__context__ is None or "hunter2" not in str(caught.value.__cause__)
+
+
+def test_a_secret_that_an_engine_says_is_in_no_ledger(make, staged, rows, caplog):
+    async def fail():
+        raise RuntimeError("cannot get https://me:hunter2@host/model?sig=hunter2")
+
+    with pytest.raises(RuntimeError):
+        make().run(fail)
+    assert rows("engine")[0]["outcome"] == "failed: RuntimeError: cannot get https://host/model"
 
 
 def test_without_anything_said_a_miss_waits_for_a_staging_and_then_lets_ray_download(make, rows):

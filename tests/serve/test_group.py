@@ -30,8 +30,9 @@ from llm_prefetch.serve.start import Start
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
 from llm_prefetch.store import NodeStore, locked, open_store
-from tests.samples import FILES, make_manifest, make_published
-from tests.serve.conftest import safetensors
+from llm_prefetch.timeline import read_starts
+from tests.samples import FILES, make_folder, make_manifest, make_published
+from tests.serve.conftest import safetensors, until
 
 OTHER = {**FILES, "config.json": b'{"a": 9}'}
 
@@ -109,8 +110,11 @@ def other(tmp_path: Path) -> dict[str, Any]:
 
 
 def group(nodes: Nodes | None, store: NodeStore, *, seconds: float = 60.0, **options: Any) -> Group:
-    given = CallbackOptions.model_validate({"deployment": "llama", "root": store.root, **options})
-    return Group(Start(given, "replica-7"), nodes, seconds=seconds)
+    deadlines = {"check": seconds, **options.pop("deadlines", {})}
+    given = CallbackOptions.model_validate(
+        {"deployment": "llama", "root": store.root, "deadlines": deadlines, **options}
+    )
+    return Group(Start(given, "replica-7"), nodes)
 
 
 def begin(
@@ -177,6 +181,17 @@ def test_when_all_nodes_are_ready_each_holds_its_generation_until_the_replica_en
         [lease] = leased(store)
         assert (lease.bundle, lease.replica) == (current_bundle(store, "llama"), "replica-7")
     assert running(one.start.id) is one
+
+
+def test_each_other_node_tells_where_its_own_start_spent_its_time(stores, nodes, stage_on):
+    stage_on(*stores)
+    begin(group(nodes, stores[0]))
+    for store in stores[1:]:
+        [start], [engine] = ledger.read(store, "start"), ledger.read(store, "engine")
+        assert (start["role"], engine["role"]) == ("worker", "worker")
+        named = [phase["phase"] for phase in engine["phases"]]
+        assert named[-2:] == ["verify", "engine"]
+        assert [one.name for one in read_starts([start, engine])[0].phases] == named
 
 
 def test_an_engine_that_fails_holds_nothing_on_any_node(stores, nodes, stage_on):
@@ -417,7 +432,7 @@ def test_a_rung_that_is_given_up_is_broken_off_on_all_nodes(stores, nodes, spec)
     [said] = asyncio.run(main())
     assert said.startswith("gave up after 3 s")
     assert asked.count("abandon") == 2
-    assert [current_bundle(store, "llama") is None for store in stores] == [False, True, True]
+    assert [current_bundle(store, "llama") for store in stores[1:]] == [None, None]
 
 
 def test_a_rung_for_all_nodes_ends_when_the_last_is_ready_and_not_before(stores, nodes, stage_on):
@@ -455,6 +470,22 @@ def test_what_ray_downloaded_is_judged_on_the_other_nodes_too(stores, nodes, tmp
         asyncio.run(main(whole))
     streamed = Download(str(folder), "s3://bucket/x", "EXCLUDE_SAFETENSORS", "runai_streamer")
     assert asyncio.run(main(streamed))
+
+
+def test_what_ray_downloaded_is_committed_on_each_node_that_it_came_to(tmp_path, stores, nodes):
+    model = {"config.json": b"{}", "model.safetensors": safetensors()}
+    folder = make_folder(tmp_path / "downloaded", model)
+    uri = make_published(tmp_path / "origin", model)
+    spec = {"deployment": "llama", "artifacts": [{"name": "weights", "uri": uri}]}
+    one = group(nodes, stores[0], spec=spec)
+
+    async def main() -> str:
+        await one.check()
+        return await one.accept(Download(str(folder), "s3://bucket/x", "MODEL_AND_TOKENIZER", None), Note())
+
+    assert asyncio.run(main()) == "; so it is on 2 other nodes"
+    until(lambda: all(check_deployment(store, "llama").ready for store in stores[1:]))
+    assert not check_deployment(stores[0], "llama").ready  # that one is the replica's own affair
 
 
 def test_the_other_nodes_get_the_path_of_this_one_and_none_of_its_secrets(stores, nodes, monkeypatch):

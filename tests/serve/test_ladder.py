@@ -11,7 +11,7 @@ import pytest
 from llm_prefetch.errors import FallbackError
 from llm_prefetch.live import DeploymentCheck
 from llm_prefetch.record import Verdict
-from llm_prefetch.serve.ladder import Ladder, Note, Rung
+from llm_prefetch.serve.ladder import Ladder, Note, Rung, followed
 
 MISS = DeploymentCheck("llama", "", Verdict.MISSING, "nothing is live", (), ())
 HIT = DeploymentCheck("llama", "bundle-a", Verdict.HIT, "", (), ())
@@ -72,6 +72,26 @@ def test_after_a_rung_that_failed_the_next_one_is_tried():
         ("b", "failed: ZeroDivisionError: a bug of two lines", True),
         ("c", "did nothing", False),
     ]
+
+
+def test_a_secret_that_a_rung_repeats_is_told_nowhere(log):
+    log.set_level(logging.DEBUG, logger="ray.serve.llm_prefetch")
+    secret = "hunter2"
+
+    async def leaks(note: Note) -> str:
+        raise RuntimeError(f"https://me:{secret}@host/x?sig={secret} answered 'token={secret}'")
+
+    async def leaks_too(note: Note) -> str:
+        raise FallbackError(f"https://me:{secret}@host/x answered", hint="look")
+
+    async def says(note: Note) -> str:
+        return f"read https://me:{secret}@host/x"
+
+    _, attempts = climb(leaks, leaks_too, says)
+    assert attempts[0][1].startswith("failed: RuntimeError: https://host/x answered")
+    assert "in leaks" in log.text  # where it came from is there for those who look for it
+    assert f"me:{secret}" not in log.text + repr(attempts)
+    assert f"={secret}" not in log.text + repr(attempts)
 
 
 def test_a_rung_is_given_up_at_its_deadline_and_told_to_end():
@@ -136,6 +156,23 @@ def test_a_note_that_cannot_be_told_is_no_failure():
         return "done"
 
     assert climb(odd, log_seconds=0.01)[1] == [("a", "done", False)]
+
+
+def test_what_is_no_rung_but_takes_long_says_so_too(log):
+    async def slow() -> str:
+        await asyncio.sleep(0.2)
+        return "done"
+
+    async def fails_late() -> str:
+        await asyncio.sleep(0.1)
+        raise FallbackError("it broke", hint="look")
+
+    note = Note(lambda: "imports parsers")
+    assert asyncio.run(followed(slow(), "llama", note, log_seconds=0.05)) == "done"
+    lines = [record.getMessage() for record in log.records]
+    assert lines.count("llm-prefetch: llama: for 0 s: imports parsers") >= 2
+    with pytest.raises(FallbackError, match="it broke"):
+        asyncio.run(followed(fails_late(), "llama", note))
 
 
 def test_a_start_that_is_cancelled_ends_its_rung_and_tries_no_other():

@@ -5,6 +5,7 @@ What vLLM makes of them is in `tests/engine/test_plugins.py`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -14,14 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from llm_prefetch.errors import PluginError, TrustError
-from llm_prefetch.live import check_deployment
+from llm_prefetch.errors import LockTimeoutError, PluginError, TrustError
+from llm_prefetch.leases import leased
+from llm_prefetch.live import check_deployment, current_bundle, start_lock
 from llm_prefetch.plugins.options import PluginNames
 from llm_prefetch.plugins.vllm_entry import VARIABLE
 from llm_prefetch.record import Verdict
 from llm_prefetch.serve.plugins import install_plugins
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
+from llm_prefetch.store import locked
 from tests.samples import make_manifest, make_published
 
 REPOSITORY = Path(__file__).parents[2]
@@ -109,6 +112,39 @@ def test_damage_elsewhere_in_the_bundle_does_not_keep_a_plugin_from_its_use(plug
     monkeypatch.setitem(sys.modules, "vllm", None)  # so far it gets: the plugin's own checks have passed
     with pytest.raises(PluginError, match="vLLM is not installed"):
         _install(plugged, check_deployment(plugged, "llama"))
+
+
+def test_after_rays_download_the_plugins_are_those_of_the_node_and_stay_until_the_engine_is_up(
+    make, plugged, monkeypatch
+):
+    shutil.rmtree(plugged.root / "artifacts" / "weights")
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for parsers in ({"reasoning": ["my-plugins/my_parser.py:MyParser"]}, {"reasoning": ["deepseek_r1"]}):
+        start = make(on_miss=["ray"], parsers=parsers)
+        held = []
+
+        async def before_the_engine(start=start, held=held) -> None:
+            await start.callback.run_callback("on_before_node_init")
+            held.append([lease.bundle for lease in leased(plugged)])
+            held.append(free(plugged))
+            assert start.callback.generation is None  # the engine is not started from it
+            await start.callback.run_callback("on_after_node_init")
+
+        with pytest.raises(Exception, match="vLLM is not installed"):  # not `nothing is staged on this node`
+            asyncio.run(before_the_engine())
+        wanted = "my-plugins" in str(parsers)
+        assert held == [[current_bundle(plugged, "llama")] if wanted else [], not wanted]
+        assert free(plugged)
+        assert start.engine.hf_model_id == str(start.ray.folder)
+
+
+def free(store) -> bool:
+    """Whether a switch may happen."""
+    try:
+        with locked(start_lock(store, "llama"), seconds=0, waiting_for="a start"):
+            return True
+    except LockTimeoutError:
+        return False
 
 
 def test_where_vllm_is_missing_the_error_says_so(monkeypatch):

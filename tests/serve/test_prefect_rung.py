@@ -11,15 +11,18 @@ import httpx
 import pytest
 
 from llm_prefetch.live import check_deployment
+from llm_prefetch.names import remember
+from llm_prefetch.serve.fallback_event import EVENT
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
 from tests.real import processes
 from tests.real.prefect_server import prefect_server
 from tests.samples import make_published
-from tests.serve.conftest import Start
-from tests.serve.prefect_stand_in import DEPLOYMENT_ID, prefect_stand_in
+from tests.serve.conftest import Start, until
+from tests.serve.prefect_stand_in import DEPLOYMENT_ID, FLOW_ID, Run, prefect_stand_in
 
 REPOSITORY = Path(__file__).parents[2]
+RUN_ID = "33333333-0d0f-4d5b-9f3e-2f6f8f1b2c3d"
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +95,39 @@ def test_the_deployment_may_be_named_by_its_id(replica, server, ready):
     start.run()
     assert not start.by_ray
     assert not any("deployments/name" in path for _, path in server.asked)
+
+
+def test_a_deployment_that_this_node_does_not_know_by_its_id_yet_is_known_once_its_run_has_staged(
+    replica, server, store, ready, rows
+):
+    def stage_and_tell():
+        ready()
+        remember(store, DEPLOYMENT_ID, "llama")  # as the flow does
+
+    ends(server, "COMPLETED", stage_and_tell)
+    start = replica(deployment=DEPLOYMENT_ID)
+    start.run()
+    assert start.engine.hf_model_id == str(store.root / "live" / "llama" / "weights")
+    [row] = rows("start")
+    assert (row["deployment"], row["verdict"], row["rung"]) == (DEPLOYMENT_ID, "MISSING", "prefect")
+    assert "no deployment of that id has staged on this node" in row["reason"]
+
+
+WRONG_IDS = {
+    "a flow": (FLOW_ID, f"{FLOW_ID} is the id of the flow stage, not of a deployment"),
+    "a flow run": (RUN_ID, f"{RUN_ID} is the id of the flow run run-{RUN_ID}, not of a deployment"),
+    "nothing": ("22222222-0d0f-4d5b-9f3e-2f6f8f1b2c3d", "Prefect answered 404"),
+}
+
+
+@pytest.mark.parametrize(("given", "reason"), WRONG_IDS.values(), ids=WRONG_IDS)
+def test_an_id_of_something_else_is_called_what_it_is(replica, server, rows, given, reason):
+    server.runs.append(Run(RUN_ID, "", "COMPLETED"))
+    start = replica(deployment=given)
+    start.run()
+    assert start.by_ray
+    assert reason in outcome(rows)
+    assert server.started == []
 
 
 def test_fifty_replicas_that_start_at_once_cause_one_run(replica, server, ready):
@@ -352,8 +388,22 @@ def test_a_real_server_and_its_worker_make_the_node_ready_once_for_all(
             deployment="stage/nobody", on_miss=["prefect", "ray"], prefect={"api_url": server.api_url}
         )
         other.run()
-    assert other.by_ray
-    assert "Prefect answered 404" in rows("start")[-1]["ladder"][0]["outcome"]
+        # So are events, and an id that is that of the flow.
+        flow = make(
+            deployment=httpx.post(f"{server.api_url}/flows/filter", json={}).json()[0]["id"],
+            on_miss=["prefect", "ray"],
+            prefect={"api_url": server.api_url},
+        )
+        flow.run()
+        asked = {"filter": {"event": {"name": [EVENT]}}}
+        until(lambda: httpx.post(f"{server.api_url}/events/filter", json=asked).json()["total"] == 10)
+        payloads = [
+            e["payload"] for e in httpx.post(f"{server.api_url}/events/filter", json=asked).json()["events"]
+        ]
+        assert sorted(told["rung"] for told in payloads) == ["prefect"] * 8 + ["ray"] * 2
+    assert other.engine.hf_model_id == flow.engine.hf_model_id == str(other.ray.folder)
+    assert "is the id of the flow stage, not of a deployment" in rows("start")[-1]["ladder"][0]["outcome"]
+    assert "Prefect answered 404" in rows("start")[-2]["ladder"][0]["outcome"]
     assert check_deployment(store, "llama", full=True).ready
     assert {start.engine.hf_model_id for start in starts} == {str(store.root / "live" / "llama" / "weights")}
     assert (tmp_path / "note.txt").read_text() == "run\n"

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from llm_prefetch.leases import leased
 from llm_prefetch.live import check_deployment, current_bundle
 from llm_prefetch.spec import Spec
 from tests.samples import FILES, flip_byte, make_folder, make_manifest, put_manifest, tree
-from tests.serve.conftest import REPOSITORY, refused, row
+from tests.serve.conftest import REPOSITORY, refused, row, until
 from tests.serve.troubles import NO_STORE, TROUBLE
 
 
@@ -147,7 +147,23 @@ def test_a_staging_ends_at_the_deadline_of_its_rung(make, store, tmp_path, rows)
     start.run()
     assert start.by_ray
     assert row(rows)[2][0].startswith(("gave up after 3 s", "failed"))
-    assert children() == []
+    until(lambda: not children())  # a process that looks at what Ray has brought ends by itself
+
+
+@pytest.mark.cloud
+def test_a_list_that_stalls_does_not_keep_a_staging_from_ending_in_order(make, store, rows, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+            monkeypatch.setenv(name, "us-east-1")
+        monkeypatch.setenv("LLM_PREFETCH_STALL_SECONDS", "200")
+        spec = {"deployment": "llama", "artifacts": [{"name": "weights", "uri": "s3://bucket/x"}]}
+        refused(make(on_miss=["stage", "fail"], spec=spec, deadlines={"stage": 3}), "stage gave up after 3 s")
+        assert children() == []
+        asked, _ = silent.accept()
+        asked.close()
+    [staged] = rows("stage")  # who is killed writes none
+    assert staged["outcome"].startswith("the staging was cancelled")
 
 
 def test_a_start_that_is_cancelled_takes_its_staging_with_it(make, store, tmp_path, rows):
@@ -202,11 +218,3 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def until(true) -> None:
-    for _ in range(300):
-        if true():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not come")

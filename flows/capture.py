@@ -1,0 +1,69 @@
+"""Flow `capture`: build the compile cache of a deployment on one node, and publish it for all others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.logging import get_run_logger
+from pydantic import Field
+
+from flows.launch import Application, Model, Seconds, ServeYaml, find_launch
+from flows.parameters import Address, Root, as_path
+from flows.run_page import show_markdown
+from flows.selection import EVERY_NODE
+from llm_prefetch.cluster import connected
+from llm_prefetch.cluster.capture import capture as capture_cache
+from llm_prefetch.spec import NodeSelector
+
+To = Annotated[
+    str,
+    Field(min_length=1, description="Where the artifact goes, such as s3://bucket/caches/llama-3-8b-a10g."),
+]
+
+
+@flow(
+    name="capture",
+    description="Start one replica more, let its engine compile, publish what it leaves, and take it down again.",
+    persist_result=False,
+)
+def capture(
+    serve_yaml: ServeYaml,
+    to: To,
+    application: Application = "",
+    model: Model = "",
+    nodes: NodeSelector = EVERY_NODE,
+    deadline_seconds: Seconds = 1800.0,
+    address: Address = "",
+    root: Root = "",
+) -> dict[str, Any]:
+    """Capture a compile cache, on a node that has the model staged and no replica of it.
+
+    Args:
+        serve_yaml: The Serve YAML.
+        to: Where the artifact goes.
+        application: The application in it.
+        model: The model_id.
+        nodes: It is captured on one of these.
+        deadline_seconds: For the start of the replica.
+        address: Of the Ray cluster.
+        root: Of the node store on every node.
+
+    Raises:
+        PrefetchError: no node is ready, the replica did not start, or the origin refused.
+    """
+    log, stop = get_run_logger(), threading.Event()
+    launch = find_launch(serve_yaml, application, model)
+    with connected(address or None):
+        report = capture_cache(
+            launch, to, nodes=nodes, root=as_path(root), seconds=deadline_seconds, stop=stop, say=log.info
+        )
+    show_markdown(
+        "capture",
+        launch.deployment,
+        f"The compile cache of `{launch.deployment}`, captured on {report.node}. Add it to the artifacts of its spec:\n\n"
+        f"```yaml\n- {json.dumps(report.artifact)}\n```\n",
+    )
+    return report.facts()
