@@ -10,18 +10,14 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from pydantic import Field
 
-from flows.launch import Application, Model, Seconds, ServeYaml, find_launch
-from flows.parameters import Address, Root, as_path
+from flows.launch import Seconds, ServeYaml, find_launch
+from flows.parameters import EVERY_NODE, as_path
 from flows.run_page import show_markdown
-from flows.selection import EVERY_NODE
 from llm_prefetch.cluster import connected
 from llm_prefetch.cluster.capture import capture as capture_cache
 from llm_prefetch.spec import NodeSelector
 
-To = Annotated[
-    str,
-    Field(min_length=1, description="Where the artifact goes, such as s3://bucket/caches/llama-3-8b-a10g."),
-]
+To = Annotated[str, Field(min_length=1)]
 
 
 @flow(
@@ -32,24 +28,24 @@ To = Annotated[
 def capture(
     serve_yaml: ServeYaml,
     to: To,
-    application: Application = "",
-    model: Model = "",
+    application: str = "",
+    model: str = "",
     nodes: NodeSelector = EVERY_NODE,
     deadline_seconds: Seconds = 1800.0,
-    address: Address = "",
-    root: Root = "",
+    address: str = "",
+    root: str = "",
 ) -> dict[str, Any]:
     """Capture a compile cache, on a node that has the model staged and no replica of it.
 
     Args:
-        serve_yaml: The Serve YAML.
-        to: Where the artifact goes.
-        application: The application in it.
-        model: The model_id.
-        nodes: It is captured on one of these.
-        deadline_seconds: For the start of the replica.
-        address: Of the Ray cluster.
-        root: Of the node store on every node.
+        serve_yaml: Path of the Serve YAML on the worker's machine; a relative one is below the flow's folder.
+        to: Where the artifact goes, such as s3://bucket/caches/llama-3-8b-a10g.
+        application: The application in it; needed only if it holds several.
+        model: The model_id; needed only if the application serves several.
+        nodes: It is captured on one of these; empty means any node.
+        deadline_seconds: Seconds for the start of the replica.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: no node is ready, the replica did not start, or the origin refused.

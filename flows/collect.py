@@ -8,9 +8,8 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from pydantic import Field
 
-from flows.parameters import Address, Root, as_path
+from flows.parameters import EVERY_NODE, as_path
 from flows.run_page import show_markdown, show_table
-from flows.selection import EVERY_NODE
 from llm_prefetch.cluster import collect_ledgers, connected, ledger_page, select_nodes
 from llm_prefetch.spec import NodeSelector
 
@@ -26,8 +25,8 @@ def collect(
     deployment: str = "",
     hours: Hours = 24.0,
     nodes: NodeSelector = EVERY_NODE,
-    address: Address = "",
-    root: Root = "",
+    address: str = "",
+    root: str = "",
 ) -> dict[str, Any]:
     """Collect the ledgers of the selected nodes; one that cannot answer is a row with its error.
 
@@ -35,8 +34,8 @@ def collect(
         deployment: Only starts and stagings of this deployment; empty means all.
         hours: How many hours to look back.
         nodes: Which Ray nodes to ask; empty means every node.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: there is no cluster, or no node in it matches.

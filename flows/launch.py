@@ -9,18 +9,8 @@ from pydantic import Field
 
 from llm_prefetch.cluster.launch import Launch, read_launch
 
-ServeYaml = Annotated[
-    str,
-    Field(
-        min_length=1,
-        description="Path of the Serve YAML on the worker's machine, the one that `serve deploy` is given; a relative one "
-        "is below the flow's working directory.",
-        examples=["deployments/serve/llama-3-8b.yaml"],
-    ),
-]
-Application = Annotated[str, Field(description="The application; needed only if the YAML holds several.")]
-Model = Annotated[str, Field(description="The model_id; needed only if the application serves several.")]
-Seconds = Annotated[float, Field(gt=0, description="For the start of a replica.")]
+ServeYaml = Annotated[str, Field(min_length=1, examples=["deployments/serve/llama-3-8b.yaml"])]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 def find_launch(serve_yaml: str, application: str, model: str) -> Launch:

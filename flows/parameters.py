@@ -1,4 +1,8 @@
-"""The fields that the forms of all flows share. No unions: Prefect's form and its errors stumble over them."""
+"""What the forms of several flows share.
+
+Prefect takes the text of a field from the docstring of its flow and the place from the order of its parameters. No
+unions: the form and its errors stumble over them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-Address = Annotated[
-    str,
-    Field(
-        description="Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.",
-        json_schema_extra={"position": 90},
-    ),
-]
-Root = Annotated[
-    str,
-    Field(
-        description="Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.",
-        json_schema_extra={"position": 91},
-    ),
-]
+from llm_prefetch.paths import NAME_PATTERN
+from llm_prefetch.spec import NodeSelector
+
+Deployment = Annotated[str, Field(pattern=NAME_PATTERN, examples=["llama-3-8b"])]
+EVERY_NODE = NodeSelector()
 
 
 def as_path(root: str) -> Path | None:

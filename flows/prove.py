@@ -8,10 +8,9 @@ from typing import Any
 from prefect import flow
 from prefect.logging import get_run_logger
 
-from flows.launch import Application, Model, Seconds, ServeYaml, find_launch
-from flows.parameters import Address, Root, as_path
+from flows.launch import Seconds, ServeYaml, find_launch
+from flows.parameters import EVERY_NODE, as_path
 from flows.run_page import show_table
-from flows.selection import EVERY_NODE
 from llm_prefetch.cluster import connected
 from llm_prefetch.cluster.prove import prove as prove_cache
 from llm_prefetch.cluster.prove import require_proof
@@ -25,23 +24,23 @@ from llm_prefetch.spec import NodeSelector
 )
 def prove(
     serve_yaml: ServeYaml,
-    application: Application = "",
-    model: Model = "",
+    application: str = "",
+    model: str = "",
     nodes: NodeSelector = EVERY_NODE,
     deadline_seconds: Seconds = 1800.0,
-    address: Address = "",
-    root: Root = "",
+    address: str = "",
+    root: str = "",
 ) -> dict[str, Any]:
     """Prove the compile cache of what is live, and keep the answer in the ledger of every node that it holds for.
 
     Args:
-        serve_yaml: The Serve YAML.
-        application: The application in it.
-        model: The model_id.
-        nodes: Those that are proven.
-        deadline_seconds: For the start of each replica.
-        address: Of the Ray cluster.
-        root: Of the node store on every node.
+        serve_yaml: Path of the Serve YAML on the worker's machine; a relative one is below the flow's folder.
+        application: The application in it; needed only if it holds several.
+        model: The model_id; needed only if the application serves several.
+        nodes: Those that are proven; empty means every node.
+        deadline_seconds: Seconds for the start of each replica.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         NotReadyError: an engine missed its cache; the table says why.

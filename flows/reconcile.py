@@ -13,8 +13,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.events import announce
 from flows.outcome_page import show_outcome
-from flows.parameters import Address, Root, as_path
-from flows.stage import _stage_on
+from flows.parameters import as_path
+from flows.stage import stage_on
 from llm_prefetch.cluster import (
     ClusterReport,
     Node,
@@ -36,21 +36,21 @@ _TASKS_AT_ONCE = 64
     task_runner=ThreadPoolTaskRunner(max_workers=_TASKS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )
-def reconcile(spec: Spec, *, dry_run: bool = False, address: Address = "", root: Root = "") -> dict[str, Any]:
+def reconcile(spec: Spec, *, dry_run: bool = False, address: str = "", root: str = "") -> dict[str, Any]:
     """Stage `spec` where it lacks. What a rollback went back to is kept until another version is staged.
 
     Args:
         spec: The deployment, its artifacts, the nodes that need them and the policy.
         dry_run: Only show which nodes lack what, and stage nothing.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: fewer nodes are ready than `spec.policy.min_ready` asks for, or nothing tells what is wanted.
     """
 
     def stage(spec: Spec, nodes: Sequence[Node]) -> ClusterReport:
-        report = _stage_on(list(nodes), spec, root)
+        report = stage_on(list(nodes), spec, root)
         announce(notices(spec.deployment, report, None if report.ready else report.first_error))
         return report
 

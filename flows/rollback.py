@@ -8,8 +8,7 @@ from prefect import flow, runtime
 from pydantic import Field
 
 from flows.outcome_page import show_outcome
-from flows.parameters import Address, Root, as_path
-from flows.selection import EVERY_NODE, Deployment
+from flows.parameters import EVERY_NODE, Deployment, as_path
 from llm_prefetch.cluster import connected, rollback_cluster, select_holders
 from llm_prefetch.spec import NodeSelector
 
@@ -31,8 +30,8 @@ def rollback(
     why: Why = "",
     nodes: NodeSelector = EVERY_NODE,
     dry_run: bool = False,
-    address: Address = "",
-    root: Root = "",
+    address: str = "",
+    root: str = "",
 ) -> dict[str, Any]:
     """Roll `deployment` back; replicas that are starting are waited for.
 
@@ -42,8 +41,8 @@ def rollback(
         why: The reason, for whoever wants to stage again what was left.
         nodes: Which Ray nodes; empty means every node that holds the deployment.
         dry_run: Only show where each node would go back to.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: a node cannot go back, or they differ, and nothing was changed; or a node failed on its way.

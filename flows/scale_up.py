@@ -13,7 +13,7 @@ from typing import Any
 from prefect import flow
 from prefect.logging import get_run_logger
 
-from flows.parameters import Address, Root, as_path
+from flows.parameters import as_path
 from flows.run_page import show_markdown, show_table
 from flows.stage import stage
 from llm_prefetch.cluster import connected
@@ -31,14 +31,14 @@ from llm_prefetch.spec import Spec
     description="Get nodes, stage and verify a deployment on them, then have Ray Serve start more replicas.",
     persist_result=False,
 )
-def scale_up(spec: Spec, target: ServeTarget, address: Address = "", root: Root = "") -> dict[str, Any]:
+def scale_up(spec: Spec, target: ServeTarget, address: str = "", root: str = "") -> dict[str, Any]:
     """Have the replicas that `target` wants, warm.
 
     Args:
         spec: What is staged, on the nodes that the replicas may go to.
         target: The deployment in Ray Serve, how many replicas, and how long that may take.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: not all wanted replicas run, or a new one is not warm; the message says what Serve is left with.

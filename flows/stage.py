@@ -20,7 +20,7 @@ from pydantic import Field
 
 from flows.events import announce
 from flows.own_deployment import called
-from flows.parameters import Address, Root, as_path
+from flows.parameters import as_path
 from flows.run_page import live_progress, show_markdown, show_run, show_table
 from llm_prefetch.cluster import (
     Batch,
@@ -58,14 +58,14 @@ PlanId = Annotated[str, Field(pattern="^(plan-[0-9a-f]{12})?$")]
     persist_result=False,
 )
 def stage(
-    spec: Spec, address: Address = "", root: Root = "", *, dry_run: bool = False, plan: PlanId = ""
+    spec: Spec, address: str = "", root: str = "", *, dry_run: bool = False, plan: PlanId = ""
 ) -> dict[str, Any]:
     """Stage `spec` on the cluster and switch its deployment live on every node that is ready.
 
     Args:
         spec: The deployment, its artifacts, the nodes that need them and the policy.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
         dry_run: Show what would be staged on each node, and stage nothing.
         plan: Id of the plan that a dry run has shown; if it is not true any more, nothing is staged. Empty: no plan.
 
@@ -81,7 +81,7 @@ def stage(
                 if dry_run:
                     return _show_plan(spec, planned)
                 require_planned(plan, planned)
-            report = _stage_on(nodes, spec, root)
+            report = stage_on(nodes, spec, root)
         require_ready(report)
     except PrefetchError as error:
         show_run(spec, report, error)
@@ -96,7 +96,8 @@ def stage(
     return {"deployment": spec.deployment, "ready": report.ready_nodes, "nodes": report.rows()}
 
 
-def _stage_on(nodes: list[Node], spec: Spec, root: str) -> ClusterReport:
+def stage_on(nodes: list[Node], spec: Spec, root: str) -> ClusterReport:
+    """Stage `spec` on `nodes`, in task runs of the flow run that calls; what became of each is in the report."""
     get_run_logger().info(
         "staging %s on %d nodes: %s", spec.deployment, len(nodes), ", ".join(n.address for n in nodes)
     )

@@ -9,8 +9,7 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.outcome_page import show_outcome
-from flows.parameters import Address, Root, as_path
-from flows.selection import EVERY_NODE, Deployment
+from flows.parameters import EVERY_NODE, Deployment, as_path
 from llm_prefetch.cluster import NodeOutcome, connected, scrub_cluster, select_holders
 from llm_prefetch.scrub import OnDamage
 from llm_prefetch.spec import NodeSelector
@@ -36,8 +35,8 @@ def verify(
     megabytes_per_second: Rate = 0.0,
     hours: Hours = 12.0,
     nodes: NodeSelector = EVERY_NODE,
-    address: Address = "",
-    root: Root = "",
+    address: str = "",
+    root: str = "",
 ) -> dict[str, Any]:
     """Scrub `deployment` on every selected node.
 
@@ -49,8 +48,8 @@ def verify(
         megabytes_per_second: Most to read from the disk of one node; 0 is no limit.
         hours: How long it may take; a node that is not done then counts as failed.
         nodes: Which Ray nodes; empty means every node that holds the deployment.
-        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: a node does not hold what its manifests say.

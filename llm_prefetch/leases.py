@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_prefetch import settings
 from llm_prefetch.errors import DiskError, LockTimeoutError, disk_error
 from llm_prefetch.store import NodeStore, acquire, read_json, release
 
@@ -54,6 +55,34 @@ def hold(store: NodeStore, bundle: str, *, deployment: str = "", replica: str = 
                 raise disk_error(error, str(path.parent)) from error
             time.sleep(0)
     raise AssertionError("not reached")
+
+
+@contextlib.contextmanager
+def in_use(store: NodeStore, key: str) -> Iterator[None]:
+    """Keep a version, or all versions of a listing, from being deleted while somebody counts on it.
+
+    Raises:
+        LockTimeoutError: its deletion does not end.
+    """
+    try:
+        waiting = "the deletion of a version"
+        fd = acquire(
+            use_lock(store, key), shared=True, seconds=settings.LOCK_SECONDS.get(), waiting_for=waiting
+        )
+    except LockTimeoutError:
+        raise
+    except DiskError:  # a store that this user may only read; who has to write there says so
+        fd = -1
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            release(fd)
+
+
+def use_lock(store: NodeStore, key: str) -> Path:
+    """The lock that `in_use` shares, and that a deletion takes alone."""
+    return store.lock(f"use-{key}")
 
 
 def leased(store: NodeStore) -> list[Lease]:

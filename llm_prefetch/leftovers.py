@@ -18,13 +18,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_prefetch import ledger, settings
+from llm_prefetch import ledger
 from llm_prefetch.errors import DiskError, LockTimeoutError, SpecError, disk_error
-from llm_prefetch.leases import leased
+from llm_prefetch.leases import leased, use_lock
 from llm_prefetch.live import current_bundle, deployments, generations, read_bundle
 from llm_prefetch.record import read_record
 from llm_prefetch.store import NodeStore, acquire, release, write_file
@@ -56,23 +56,6 @@ class Leftover:
     def label(self) -> str:
         """As people read it."""
         return f"{self.name} {self.version[:15]}".strip()
-
-
-@contextmanager
-def in_use(store: NodeStore, key: str) -> Iterator[None]:
-    """Keep a version, or all versions of a listing, from being deleted while a staging counts on it."""
-    try:
-        waiting = "the deletion of a version"
-        fd = acquire(_use(store, key), shared=True, seconds=settings.LOCK_SECONDS.get(), waiting_for=waiting)
-    except LockTimeoutError:
-        raise
-    except DiskError:  # a store that this user may only read; the staging says so when it writes
-        fd = -1
-    try:
-        yield
-    finally:
-        if fd >= 0:
-            release(fd)
 
 
 def leftovers(store: NodeStore, *, spare: AbstractSet[Version] = frozenset()) -> list[Leftover]:
@@ -236,10 +219,6 @@ def _papers(store: NodeStore, one: Leftover) -> list[Path]:
     return [path for path in papers if one.version and path.exists()]
 
 
-def _use(store: NodeStore, key: str) -> Path:
-    return store.lock(f"use-{key}")
-
-
 def _stage(store: NodeStore, key: str) -> Path:
     return store.lock(f"stage-{key}")
 
@@ -254,8 +233,8 @@ def _locks(store: NodeStore, one: Leftover) -> list[Path]:
     if record is None:  # a staging of a listing may be about to write it
         listings = sorted(store.root.glob("locks/stage-ls-*.lock"))
     else:
-        listings = [_use(store, record.listing)] if record.listing else []
-    return [_stage(store, one.version), _use(store, one.version), *listings]
+        listings = [use_lock(store, record.listing)] if record.listing else []
+    return [_stage(store, one.version), use_lock(store, one.version), *listings]
 
 
 def _alone(held: ExitStack, lock: Path) -> bool:

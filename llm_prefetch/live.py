@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from blake3 import blake3
 from llm_prefetch import ledger, settings
 from llm_prefetch.errors import NotReadyError, SpecError, disk_error
 from llm_prefetch.holds import lift, next_hold, read_hold, write_hold
+from llm_prefetch.leases import in_use
 from llm_prefetch.manifest import canonical_json
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import Verdict
@@ -217,23 +219,25 @@ def rollback(
         raise SpecError(
             f"no bundle {target!r} on this node", where=str(store.root), hint="see `llm-prefetch ls`"
         )
-    for member in bundle.members:
-        check = quick_check(store, member.name, member.version)
-        if not check.ready:
-            raise NotReadyError(
-                f"cannot roll back: {member.name} {member.version[:15]} is {check.verdict}: {check.reason}",
-                where=bundle.id,
-                hint="stage that version again by its `version:` pin",
-            )
-    if dry_run:
+    with ExitStack() as counted_on:
+        for member in bundle.members:
+            counted_on.enter_context(in_use(store, member.version))
+            check = quick_check(store, member.name, member.version)
+            if not check.ready:
+                raise NotReadyError(
+                    f"cannot roll back: {member.name} {member.version[:15]} is {check.verdict}: {check.reason}",
+                    where=bundle.id,
+                    hint="stage that version again by its `version:` pin",
+                )
+        if dry_run:
+            return bundle
+        bundle = make_bundle(store, bundle.members)  # mends its links
+        try:
+            write_hold(store, deployment, next_hold(store, deployment, live, bundle.id, by=by, why=why))
+        except OSError as error:
+            raise disk_error(error, str(store.root)) from error
+        switch(store, deployment, bundle, why=_ROLLBACK, seconds=seconds)
         return bundle
-    bundle = make_bundle(store, bundle.members)  # mends its links
-    try:
-        write_hold(store, deployment, next_hold(store, deployment, live, bundle.id, by=by, why=why))
-    except OSError as error:
-        raise disk_error(error, str(store.root)) from error
-    switch(store, deployment, bundle, why=_ROLLBACK, seconds=seconds)
-    return bundle
 
 
 def check_deployment(

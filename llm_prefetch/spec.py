@@ -196,7 +196,7 @@ class Spec(_Strict):
     """One deployment: the artifacts it launches with, the nodes that need them and the policy."""
 
     deployment: Name = Field(
-        description="Name of the deployment: its replicas read <root>/live/<deployment>.",
+        description="Name of the deployment: its replicas read `<root>/live/<deployment>`.",
         examples=["llama-3-8b"],
     )
     artifacts: list[Artifact] = Field(min_length=1, description="What a replica needs on its node.")

@@ -16,9 +16,8 @@ from typing import Any
 from llm_prefetch import ledger
 from llm_prefetch.commit import seal
 from llm_prefetch.errors import PrefetchError, SpecError, disk_error
-from llm_prefetch.leases import staging
+from llm_prefetch.leases import in_use, staging
 from llm_prefetch.ledger import Trace
-from llm_prefetch.leftovers import in_use
 from llm_prefetch.links import check_link, place_link
 from llm_prefetch.live import Member, is_live, make_bundle, switch
 from llm_prefetch.manifest import Manifest, parse_manifest

@@ -8,6 +8,9 @@
       partial/<key>/{tree/,journal}           work in progress
       bundles/<bundle>/<artifact>             links to artifact versions, and <bundle>.json
       live/<deployment>                       link to one bundle
+      names/<what Prefect calls it>           link to ../live/<deployment>
+      holds/<deployment>/<bundle>.json        what a rollback decided
+      caches/<deployment>/                    what engines compile, and staged compile caches
       leases/ locks/ ledger/ quarantine/
 
 The files are the truth. A process may be killed between any two of these primitives.

@@ -138,7 +138,8 @@ def test_a_report_has_a_row_for_every_node() -> None:
     report = ClusterReport((ready(NODES[0]), failed(NODES[1]), ready(NODES[2], verdict=Verdict.STALE)), 2)
     first, second, third = report.rows()
     assert first == {
-        "node": "10.0.0.0", "host": "host0", "verdict": "HIT", "fetched_bytes": 7, "reused_bytes": 3, "seconds": 1.23,
+        "node": "10.0.0.0", "host": "host0", "verdict": "HIT", "fetched_bytes": 7, "reused_bytes": 3, "evicted_bytes": 0,
+        "seconds": 1.23,
         "root": "/mnt/llm", "error": "",
     }  # fmt: skip
     assert (second["verdict"], second["seconds"], second["error"]) == (

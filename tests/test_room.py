@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from llm_prefetch import leases, ledger
 from llm_prefetch.errors import NoSpaceError, SpecError
-from llm_prefetch.leftovers import delete, files_below, in_use, kept, leftovers, pin
+from llm_prefetch.leases import in_use
+from llm_prefetch.leftovers import delete, files_below, kept, leftovers, pin
 from llm_prefetch.live import Member, check_deployment, make_bundle, rollback, switch
 from llm_prefetch.plan import make_plan
 from llm_prefetch.record import Verdict, check_record

@@ -20,8 +20,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from llm_prefetch.cli.display import duration, say, size
-from llm_prefetch.progress import NoProgress, PercentOfNodes, Progress, Snapshot
+from llm_prefetch.cli.display import say
+from llm_prefetch.progress import NoProgress, PercentOfNodes, Progress, Snapshot, how_far, size
 
 _LINE_SECONDS = 10.0
 
@@ -87,9 +87,8 @@ class Lines:
             seconds = now - self._said_at
             if seconds < _LINE_SECONDS:
                 return
-            rate = (self._done - self._said_done) / seconds
+            line = how_far(Snapshot(self._label, self._total, self._done, seconds, self._said_done))
             self._said_at, self._said_done = now, self._done
-            line = _how_far(self._label, self._done, self._total, rate)
         self._tell(line)
 
     def say(self, line: str) -> None:
@@ -140,10 +139,4 @@ def _bars() -> RichProgress:
 
 
 def _say_percent(_percent: float, total: Snapshot) -> None:
-    say(_how_far(total.label, total.done_bytes, total.total_bytes, total.rate))
-
-
-def _how_far(label: str, done: int, total: int, rate: float) -> str:
-    percent = f" ({100 * done // total}%)" if total else ""
-    left = f", {duration((total - done) / rate)} left" if rate > 0 and total > done else ""
-    return f"{label}: {size(done)} of {size(total)}{percent}, {size(max(rate, 0))}/s{left}"
+    say(how_far(total))

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llm_prefetch.cli.display import print_json, print_table, say, size
+from llm_prefetch.cli.display import print_json, print_table, say
 from llm_prefetch.cli.on_cluster import on_cluster
 from llm_prefetch.errors import UsageError
+from llm_prefetch.progress import size
 from llm_prefetch.spec import NodeSelector
 
 _DESCRIPTION = """\

@@ -13,10 +13,7 @@ from rich.table import Table
 
 from llm_prefetch.errors import PrefetchError
 
-_RIGHT = frozenset({"files", "size", "fetch", "reuse", "free", "fetched", "reused", "seconds"})
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-_STEP = 1000
-_MINUTE = 60
+_RIGHT = frozenset({"files", "size", "fetch", "reuse", "evict", "free", "fetched", "reused", "seconds"})
 _ENDLESS = 10_000
 _DIGEST_CHARACTERS = 12
 
@@ -76,21 +73,3 @@ def short(identity: str) -> str:
     """A version or a bundle as people read it; programs get all of it."""
     prefix, dash, digest = identity.partition("-")
     return f"{prefix}{dash}{digest[:_DIGEST_CHARACTERS]}"
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in _UNITS:
-        if count < _STEP or unit == _UNITS[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= _STEP
-    raise AssertionError("unreachable")
-
-
-def duration(seconds: float) -> str:
-    """A time to wait, as a person reads it."""
-    minutes, rest = divmod(round(seconds), _MINUTE)
-    hours, minutes = divmod(minutes, _MINUTE)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

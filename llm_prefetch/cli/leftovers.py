@@ -6,9 +6,10 @@ import argparse
 import time
 from typing import Any
 
-from llm_prefetch.cli.display import print_json, print_table, say, short, size
+from llm_prefetch.cli.display import print_json, print_table, say, short
 from llm_prefetch.leftovers import delete, leftovers, pin
 from llm_prefetch.paths import is_safe_name
+from llm_prefetch.progress import size
 from llm_prefetch.store import open_store
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_prefetch.cli.bars import progress_bar
-from llm_prefetch.cli.display import print_json, print_table, say, short, size
+from llm_prefetch.cli.display import print_json, print_table, say, short
 from llm_prefetch.errors import SpecError, UsageError, disk_error
 from llm_prefetch.live import check_deployment, current_bundle, deployments, history, read_bundle, rollback
 from llm_prefetch.paths import is_safe_name
-from llm_prefetch.progress import Progress
+from llm_prefetch.progress import Progress, size
 from llm_prefetch.record import Verdict, check_record, records
 from llm_prefetch.spec import Spec, load_spec
 from llm_prefetch.stage import repair

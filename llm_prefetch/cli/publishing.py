@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_prefetch.cli.bars import progress_bar
-from llm_prefetch.cli.display import print_json, size
+from llm_prefetch.cli.display import print_json
 from llm_prefetch.errors import UsageError
+from llm_prefetch.progress import size
 from llm_prefetch.publish import publish
 from llm_prefetch.sealing import seal_prefix
 

@@ -8,11 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from llm_prefetch.cli.bars import node_bars, progress_bar
-from llm_prefetch.cli.display import duration, print_json, print_table, say, say_error, short, size
+from llm_prefetch.cli.display import print_json, print_table, say, say_error, short
 from llm_prefetch.cli.on_cluster import add_options, on_cluster
 from llm_prefetch.errors import PrefetchError
 from llm_prefetch.forecast import Forecast, find_sources, forecast
 from llm_prefetch.plan import PlanSummary
+from llm_prefetch.progress import duration, size
 from llm_prefetch.spec import Spec, load_spec
 from llm_prefetch.stage import stage
 from llm_prefetch.store import open_store

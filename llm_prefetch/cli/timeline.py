@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llm_prefetch import ledger
-from llm_prefetch.cli.display import print_json, print_table, say, size
+from llm_prefetch.cli.display import print_json, print_table, say
 from llm_prefetch.cli.on_cluster import add_options, on_cluster
 from llm_prefetch.errors import PrefetchError, UsageError
+from llm_prefetch.progress import size
 from llm_prefetch.spec import NodeSelector
 from llm_prefetch.store import open_store
 from llm_prefetch.timeline import (

@@ -95,6 +95,7 @@ class ClusterReport:
                 "verdict": str(node.verdict),
                 "fetched_bytes": node.report.fetched_bytes if node.report else 0,
                 "reused_bytes": node.report.reused_bytes if node.report else 0,
+                "evicted_bytes": node.report.evicted_bytes if node.report else 0,
                 "seconds": round(node.report.seconds, 2) if node.report else None,
                 "root": node.root,
                 "error": str(node.error or ""),

@@ -16,6 +16,8 @@ from llm_prefetch.errors import SpecError
 
 _DEPLOY = "prefect deploy --all"
 _TEMPLATE = "{{"
+_DTSTART = "DTSTART:20200101T000000\n"
+"""What the server puts before an rrule that names no beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,9 @@ def _templated(value: object) -> bool:
 
 def _schedule(each: dict[str, Any]) -> tuple[str, str]:
     """When it runs and with which parameters, whether it comes from the file or from the server."""
-    when = next((f"{kind} {each[kind]}" for kind in ("cron", "rrule") if each.get(kind)), "")
+    when = next(
+        (f"{kind} {each[kind].removeprefix(_DTSTART)}" for kind in ("cron", "rrule") if each.get(kind)), ""
+    )
     if each.get("interval") is not None:
         when = f"every {float(each['interval']):g} s"
     zone = each.get("timezone") or "UTC"

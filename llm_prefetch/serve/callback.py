@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_prefetch.caches import KIND as COMPILE_CACHE
+from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.errors import NotReadyError
 from llm_prefetch.serve.group import Group, running
 from llm_prefetch.serve.group_node import Download
 from llm_prefetch.serve.ladder import Ladder, Note, Rung, followed
 from llm_prefetch.serve.loading import point_engine
 from llm_prefetch.serve.ray_api import CallbackBase, replica_name
-from llm_prefetch.serve.start import Start
+from llm_prefetch.serve.start import Start, starting
 
 if TYPE_CHECKING:
     from llm_prefetch.live import DeploymentCheck
@@ -133,16 +136,22 @@ class PrefetchCallback(CallbackBase):
         )
         note = Note(lambda: "imports and registers parsers and models")
         await followed(installed, self.options.live_name, note)
+        await self._offer_cache()
+
+    async def _offer_cache(self) -> None:
+        """Give the engine its compile cache, if one is staged, and note what there was before it starts."""
+        start, staged = starting(self._start), self.generation
+        kinds = {member.kind for member in staged[1].members} if staged else set()
+        if start is None or (COMPILE_CACHE not in kinds and CAPTURING not in os.environ):
+            return  # and nothing is imported for it
         from llm_prefetch.serve.caches import offer_cache
         from llm_prefetch.serve.compile_watch import watch_compile
-        from llm_prefetch.serve.start import starting
 
-        if (start := starting(self._start)) is not None:
-            start.cache = await asyncio.to_thread(
-                offer_cache, start.id, self.llm_config, self.generation, runtime_env=self.ctx.runtime_env
-            )
-            refused = start.cache.reason if start.cache is not None else ""
-            start.watch = await asyncio.to_thread(watch_compile, self.llm_config, self.generation, refused)
+        start.cache = await asyncio.to_thread(
+            offer_cache, start.id, self.llm_config, staged, runtime_env=self.ctx.runtime_env
+        )
+        refused = start.cache.reason if start.cache is not None else ""
+        start.watch = await asyncio.to_thread(watch_compile, self.llm_config, staged, refused)
 
     def _use(self, start: Start, check: DeploymentCheck) -> None:
         assert start.store is not None  # noqa: S101 (a hit comes from a store)

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from llm_prefetch.cli.bars import Lines
-from llm_prefetch.cli.display import duration, short, size
+from llm_prefetch.cli.display import short
+from llm_prefetch.progress import duration, size
 
 MB = 10**6
 _ESCAPE = "\x1b["

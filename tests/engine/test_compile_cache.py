@@ -28,7 +28,7 @@ from tests.real.processes import wait_until
 from tests.real.world import World
 from tests.real_fixtures import REPLICAS
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 YAML = Path(__file__).parents[2] / "deployments" / "serve" / "tiny-llama-cpu.yaml"
 CACHE = "s3://caches/tiny-llama-cpu"
@@ -49,6 +49,7 @@ def two(surroundings: World, tmp_path: Path) -> Iterator[tuple[World, Host, Host
     stage(surroundings, [WEIGHTS])
     yield surroundings, surroundings.cluster.hosts[REPLICAS], second
     second.kill()
+    surroundings.cluster.wait_alive()
 
 
 @pytest.mark.gpu

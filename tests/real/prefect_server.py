@@ -36,9 +36,25 @@ def prefect_server(host: str = "127.0.0.1", deadline: float = 90.0) -> Iterator[
     with processes.scratch("prefect") as area:
         server = PrefectServer(f"http://{host}:{free_port(host)}/api", area)
         port = server.api_url.rpartition(":")[2].partition("/")[0]
-        argv = [*_PREFECT, "server", "start", "--host", host, "--port", port]
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.real.prefect_main",
+            "server",
+            "start",
+            "--host",
+            host,
+            "--port",
+            port,
+        ]
         with processes.process(
-            argv, area=area, name="server", env=server.env, ready=server.healthy, deadline=deadline
+            argv,
+            area=area,
+            name="server",
+            env=server.env,
+            ready=server.healthy,
+            deadline=deadline,
+            cwd=_REPOSITORY,
         ):
             yield server
 
