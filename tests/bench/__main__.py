@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -38,6 +37,10 @@ _MINUTES = {"throughput": 25, "publish": 4, "resume": 2, "update": 1, "slow": 3}
 """What the groups that need the fast origin take in three runs, roughly."""
 
 
+GROUPS = (*_ALONE, *_MINUTES)
+"""In the order of the page."""
+
+
 def main() -> None:
     """Run what is asked for and print the tables."""
     parser = argparse.ArgumentParser(
@@ -45,89 +48,101 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=3, help="rounds; what takes milliseconds runs oftener")
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the bytes, to try the benchmark")
-    parser.add_argument("--only", choices=[*_ALONE, *_MINUTES], nargs="+", help="only these groups")
+    parser.add_argument("--only", choices=GROUPS, nargs="+", help="only these groups")
     parser.add_argument(
         "--dir", type=Path, default=_REPOSITORY / ".bench", help="scratch folder, on the disk to measure"
     )
-    parser.add_argument("--json", action="store_true", help="data on stdout instead of tables")
     parser.add_argument(
-        "--write", action="store_true", help="write tables and plot to docs, after a whole run"
+        "--write", action="store_true", help="write tables and plot to docs, of all groups as last measured"
     )
     options = parser.parse_args()
-    if options.write and (options.quick or options.only):
-        parser.error("--write is for a whole run: without --quick and --only")
+    if options.write and options.quick:
+        parser.error("--write is not for --quick")
     base = options.dir.resolve()
     base.mkdir(parents=True, exist_ok=True)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin"
     talk = Console(stderr=True)
-    found = _measure(base, options, lambda text: talk.print(f"  {text}", style="dim", highlight=False), talk)
-    results = base / ("results-quick.json" if options.quick else "results.json")
-    results.write_text(json.dumps(found, indent=1))
-    if options.json:
-        print(results.read_text())
-    else:
-        report.show(Console(width=max(Console().width, 130)), found)
-    talk.print(f"kept in {results}")
-    if options.write and not found["failed"]:
-        report.write(found)
+    folder = base / "results-quick" if options.quick else base / "results"
+    groups = options.only or list(GROUPS)
+    failed = _measure(base, options, folder, talk)
+    report.show(Console(width=max(Console().width, 130)), report.kept(folder, groups))
+    talk.print(f"kept in {folder}")
+    if options.write and not failed:
+        report.write(report.kept(folder, GROUPS))
         talk.print("written to docs/explanation/measurements.md and docs/images/throughput.svg")
-    sys.exit(1 if found["failed"] else 0)
+    sys.exit(1 if failed else 0)
 
 
-def _measure(
-    base: Path, options: argparse.Namespace, say: Callable[[str], object], talk: Console
-) -> report.Results:
-    groups, runs = options.only or [*_ALONE, *_MINUTES], options.runs
-    about = machine.describe(base)
-    rows: list[Row] = []
-    samples: list[throughput.Sample] = []
-    started: list[starts.Sample] = []
+def _measure(base: Path, options: argparse.Namespace, folder: Path, talk: Console) -> list[str]:
+    """Run the groups and keep what each has found; those that failed."""
+    groups, runs = options.only or list(GROUPS), options.runs
+
+    def say(text: str) -> None:
+        talk.print(f"  {text}", style="dim", highlight=False)
+
     failed: list[str] = []
     with contextlib.ExitStack() as stack:
         origin = _origin(stack, base, talk)
-
-        def all_starts() -> list[Row]:
-            started.extend(starts.measure(base, runs, say, quick=options.quick))
-            return [*replica.checks_at_once(base, runs), *starts.rows(started)]
-
-        jobs: dict[str, Callable[[], list[Row]]] = {
-            "verify": lambda: node.quick_verify(base, runs),
-            "import": lambda: node.import_callback(base, runs),
-            "again": lambda: node.stage_again(base, runs, origin),
-            "replica": all_starts,
-            "orchestration": lambda: orchestration.measure(base, runs, say),
-            "compile-cache": lambda: compile_cache.measure(runs, say),
-        }
-        if origin and set(groups) & set(_MINUTES):
-            corpora = _corpora(origin, groups, options, talk)
-            shards = corpora["shards"]
-
-            def all_clients() -> list[Row]:
-                samples.extend(throughput.measure(base, origin, corpora, runs, say))
-                return throughput.rows(samples)
-
-            jobs |= {
-                "throughput": all_clients,
-                "publish": lambda: publishing.measure(base, shards, runs, say),
-                "resume": lambda: rereading.after_kill(base, origin, shards, runs, say),
-                "update": lambda: rereading.second_version(base, origin, shards, runs, say),
-                "slow": lambda: slow_origin.measure(base, origin, shards, runs, say),
-            }
+        corpora = _corpora(origin, groups, options, talk) if origin and set(groups) & set(_MINUTES) else {}
+        jobs = _jobs(base, runs, origin, corpora, say, quick=options.quick)
         begin = time.monotonic()
         for group in groups:
             talk.print(f"{group}, {time.monotonic() - begin:.0f} s so far")
+            about = machine.describe(base)
             try:
-                rows += jobs[group]() if group in jobs else []
+                found = jobs[group]() if group in jobs else None
             except RuntimeError as error:  # the other groups are worth their time
                 talk.print(f"{group} failed: {error}", style="red", highlight=False)
                 failed.append(group)
-    return {
-        "failed": failed,
-        "machine": about,
-        "quick": options.quick,
-        "rows": [asdict(row) for row in rows],
-        "samples": [asdict(sample) for sample in samples],
-        "starts": [asdict(sample) for sample in started],
+            else:
+                if found is not None:
+                    report.keep(
+                        replace(found, group=group, day=time.strftime("%Y-%m-%d"), machine=about), folder
+                    )
+    return failed
+
+
+def _jobs(
+    base: Path,
+    runs: int,
+    origin: FastOrigin | None,
+    corpora: dict[str, Corpus],
+    say: Callable[[str], object],
+    *,
+    quick: bool,
+) -> dict[str, Callable[[], report.Results]]:
+    """What measures each group, without those that lack what they need."""
+
+    def alone(measure: Callable[[], list[Row]]) -> Callable[[], report.Results]:
+        return lambda: report.Results("", "", {}, measure())
+
+    def all_starts() -> report.Results:
+        started = starts.measure(base, runs, say, quick=quick)
+        rows = [*replica.checks_at_once(base, runs), *starts.rows(started)]
+        return report.Results("", "", {}, rows, starts=started)
+
+    jobs = {
+        "verify": alone(lambda: node.quick_verify(base, runs)),
+        "import": alone(lambda: node.import_callback(base, runs)),
+        "again": alone(lambda: node.stage_again(base, runs, origin)),
+        "replica": all_starts,
+        "orchestration": alone(lambda: orchestration.measure(base, runs, say)),
+        "compile-cache": alone(lambda: compile_cache.measure(runs, say)),
+    }
+    if origin is None or not corpora:
+        return jobs
+    shards = corpora["shards"]
+
+    def all_clients() -> report.Results:
+        samples = list(throughput.measure(base, origin, corpora, runs, say))
+        return report.Results("", "", {}, throughput.rows(samples), samples)
+
+    return jobs | {
+        "throughput": all_clients,
+        "publish": alone(lambda: publishing.measure(base, shards, runs, say)),
+        "resume": alone(lambda: rereading.after_kill(base, origin, shards, runs, say)),
+        "update": alone(lambda: rereading.second_version(base, origin, shards, runs, say)),
+        "slow": alone(lambda: slow_origin.measure(base, origin, shards, runs, say)),
     }
 
 

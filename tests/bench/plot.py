@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -65,10 +63,3 @@ def _line(x: int, y: int, name: str, rate: float, part: float) -> list[str]:
         f'<rect class="{kind}" x="{x + _LEFT}" y="{y + 2}" width="{length:.1f}" height="{_LINE - 5}"/>',
         f'<text class="s" x="{x + _LEFT + length + 6:.1f}" y="{y + 13}">{figure(rate / GB)}</text>',
     ]
-
-
-if __name__ == "__main__":
-    found = json.loads(
-        Path(sys.argv[1] if sys.argv[1:] else _REPOSITORY / ".bench" / "results.json").read_text()
-    )
-    write([Sample(**sample) for sample in found["samples"]])

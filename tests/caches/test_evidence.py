@@ -1,6 +1,6 @@
 """Hit, partial hit, miss or nothing to find: from what real starts on the CPU engine left, and from a GPU's log lines.
 
-`samples/cpu-*.log` and `.tree` are those of four starts of `deployments/serve/tiny-llama-cpu.yaml` without
+`samples/cpu-*.txt` and `.tree` are those of four starts of `deployments/serve/tiny-llama-cpu.yaml` without
 `enforce_eager`: cold, warm on the same node, on another node that the cache was copied to, and with other arguments.
 """
 
@@ -39,7 +39,7 @@ def left(root: Path) -> Callable[..., Evidence]:
             moment, _, path = row.split(maxsplit=2)
             if not path.startswith("TMP/"):
                 put(root / path, float(moment))
-        log = (SAMPLES / f"{sample}.log").read_text().splitlines() if lines is None else lines
+        log = (SAMPLES / f"{sample}.txt").read_text().splitlines() if lines is None else lines
         return judge(Before(root, BEGAN[sample], frozenset(had), frozenset()), log)
 
     return left
@@ -180,6 +180,6 @@ def test_looking_at_a_cache_sees_its_keys_and_the_folders_of_the_piecewise_backe
 
 
 def test_the_lines_that_are_looked_for_are_those_that_the_samples_have():
-    text = "".join(path.read_text() for path in SAMPLES.glob("*.log")) + loaded(0) + COMPILE
+    text = "".join(path.read_text() for path in SAMPLES.glob("*.txt")) + loaded(0) + COMPILE
     seldom = {"unable to save AOT compiled function to "}
     assert [line for line in LINES if line not in text] == [*seldom]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from llm_prefetch import ledger
+from llm_prefetch.caches import this_node
 from llm_prefetch.serve import PrefetchCallback
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
@@ -254,3 +256,21 @@ def until(true: Callable[[], object]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it did not come")
+
+
+@pytest.fixture
+def cpu_torch(tmp_path, monkeypatch):
+    """Where no engine is installed: the one file of torch that says what it was built for."""
+    if importlib.util.find_spec("torch") is not None:
+        yield
+        return
+    package = tmp_path / "engine" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: str | None = None\n")
+    monkeypatch.syspath_prepend(package.parent)
+    for known in (this_node._folder, this_node._source):
+        known.cache_clear()
+    yield
+    for known in (this_node._folder, this_node._source):
+        known.cache_clear()

@@ -37,7 +37,7 @@ MOVED = ("VLLM_CACHE_ROOT", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE")
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
+def environment(monkeypatch, cpu_torch):
     """What a start sets ends with the test."""
     for name in (*MOVED, HEADERS_VARIABLE):
         monkeypatch.setenv(name, "before")

@@ -23,6 +23,8 @@ from tests.caches.made import KEY as STAGED
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
+pytestmark = pytest.mark.usefixtures("cpu_torch")
+
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
