@@ -1,4 +1,4 @@
-"""The throughput as a picture: `python -m tests.bench.plot [RESULTS]` draws what a run kept, without running again."""
+"""The throughput of each client on each corpus, as a picture."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def test_the_clean_runs_take_every_step_that_the_code_names(world: World):
         for module in _PACKAGE.glob("*.py")
         for name in re.findall(r'\b(?:mark|step)\(\s*"([\w-]+)"', module.read_text())
     }
-    assert named - {"preflight"} <= seen  # a step of specs that name plugins: tests/test_stage_plugins.py
+    # Steps of specs with plugins or compile caches, and of full disks: their kills are in tests of their own.
+    assert named - {"preflight", "install", "evict"} <= seen
 
 
 def test_killed_at_each_step_of_the_first_staging(world: World):
