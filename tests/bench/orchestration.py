@@ -97,6 +97,12 @@ def _stage_rows(base: Path, runs: int, say: Callable[[str], object]) -> list[Row
         row("  the run itself", found["stage"], "s"),
         row("  an empty flow", found["empty"], "s"),
         row("  of that: to connect to Ray", found["connect"], "s"),
+        row(
+            "  an empty actor of Ray's on each of these nodes",
+            found["actors"],
+            "s",
+            note="the hosts share our processors",
+        ),
         row(f"plan on {_HOSTS} nodes", found["plan"], "s", note="300 files; with Ray's own part"),
     ]
 
@@ -176,7 +182,7 @@ def stage(spec: dict[str, Any], runs: int) -> dict[str, list[float]]:
     empty = flow(name="empty", persist_result=False)(lambda: None)
     parsed = Spec.model_validate(spec)
     calls: dict[str, Callable[[], object]] = {"empty": empty, "stage": lambda: flows.stage.stage(spec=parsed)}
-    found: dict[str, list[float]] = {name: [] for name in (*calls, "connect", "plan")}
+    found: dict[str, list[float]] = {name: [] for name in (*calls, "connect", "plan", "actors")}
     flows.stage.stage(spec=parsed)
     empty()
     for _ in range(runs):
@@ -193,7 +199,28 @@ def stage(spec: dict[str, Any], runs: int) -> dict[str, list[float]]:
             found["plan"].append(time.perf_counter() - begin)
             assert not planned.failed
             assert planned.fetch_bytes == 0
+            time.sleep(_SETTLE_SECONDS)
+            begin = time.perf_counter()
+            _empty_actors([node.id for node in select_nodes(parsed.nodes)])
+            found["actors"].append(time.perf_counter() - begin)
     return found
+
+
+def _empty_actors(nodes: Sequence[str]) -> None:
+    """What Ray itself takes to have a process of ours at work on each node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=0)
+    class Empty:
+        def answer(self) -> None:
+            """Be there."""
+
+    pins = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    actors = [Empty.options(scheduling_strategy=pin).remote() for pin in pins]  # type: ignore[attr-defined]
+    ray.get([actor.answer.remote() for actor in actors])
+    for actor in actors:
+        ray.kill(actor)
 
 
 if __name__ == "__main__":
