@@ -137,8 +137,12 @@ def make_record(
 
 def check_record(store: NodeStore, name: str, version: str) -> Finding:
     """The quick check: the record, and one `lstat` for each file and folder. Reads no content."""
+    return judge_record(store, name, version, read_record(store, name, version))
+
+
+def judge_record(store: NodeStore, name: str, version: str, record: CommitRecord | None) -> Finding:
+    """As `check_record`, for who has read the record."""
     base = store.artifact(name, version)
-    record = read_record(store, name, version)
     if record is None:
         there = "its folder is there, but no commit record" if base.is_dir() else "not staged on this node"
         return Finding(Verdict.MISSING, there)

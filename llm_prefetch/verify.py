@@ -23,7 +23,7 @@ from llm_prefetch.record import (
     CommitRecord,
     Finding,
     Verdict,
-    check_record,
+    judge_record,
     make_record,
     read_record,
     write_record,
@@ -54,7 +54,8 @@ class Check:
 
 def quick_check(store: NodeStore, name: str, version: str) -> Check:
     """One `lstat` for each file and folder; no content is read."""
-    return _check(store, name, version, check_record(store, name, version))
+    record = read_record(store, name, version)  # once: parsing it is most of the work
+    return _check(name, version, judge_record(store, name, version, record), record)
 
 
 def full_check(
@@ -90,18 +91,17 @@ def full_check(
             finding = _renew(store, record, manifest, before)
         else:
             return _damaged(store, record, finding.reason)
-    return _check(store, name, version, finding)
+    return _check(name, version, finding, record)
 
 
 def _damaged(store: NodeStore, record: CommitRecord, reason: str) -> Check:
     """Remember it, so that the quick check says so too and staging mends it."""
     with contextlib.suppress(OSError):  # a store that may only be read can be checked too
         write_record(store, replace(record, damage=reason))
-    return _check(store, record.name, record.version, Finding(Verdict.CORRUPT, reason))
+    return _check(record.name, record.version, Finding(Verdict.CORRUPT, reason), record)
 
 
-def _check(store: NodeStore, name: str, version: str, finding: Finding) -> Check:
-    record = read_record(store, name, version) if finding.verdict is not Verdict.MISSING else None
+def _check(name: str, version: str, finding: Finding, record: CommitRecord | None) -> Check:
     files, size = (len(record.files), record.bytes) if record else (0, 0)
     return Check(name, version, finding.verdict, finding.reason, files, size)
 
