@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ from llm_prefetch.stop import Stop
 from tests.samples import make_folder
 
 # Of vLLM, as much as a trial of a model would import; so this needs no engine.
-HANGS = b"import subprocess, sys, time\nsubprocess.Popen(['sleep', '987654'])\ntime.sleep(987654)\n"
+SLEEP = f"987654.{os.getpid()}"  # tests of this file run in several processes at once
+HANGS = f"import subprocess, sys, time\nsubprocess.Popen(['sleep', '{SLEEP}'])\ntime.sleep(987654)\n".encode()
 
 
 @pytest.fixture
@@ -44,7 +46,9 @@ def _model(path):
 
 def _left() -> str:
     """Processes that the hanging plugin started."""
-    return subprocess.run(["pgrep", "-f", "sleep 987654"], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["pgrep", "-f", f"sleep {SLEEP}"], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def test_where_vllm_is_not_installed_nothing_is_tried_and_it_says_so(tmp_path, monkeypatch):
