@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_prefetch import ledger
+from llm_prefetch.caches import KIND
 from llm_prefetch.commit import seal
 from llm_prefetch.errors import PrefetchError, SpecError, disk_error
 from llm_prefetch.leases import in_use, staging
@@ -27,7 +28,6 @@ from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
 from llm_prefetch.stage_caches import (
-    KIND,
     LeftOut,
     caches_last,
     find_source,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llm_prefetch import caches
+from llm_prefetch.caches import KIND
 from llm_prefetch.caches.compatible import Difference, compatible
 from llm_prefetch.caches.identity import Identity, config_digest, parse_identity
 from llm_prefetch.caches.install import install
@@ -23,8 +23,6 @@ from llm_prefetch.resolve import Source, resolve
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
-
-KIND = caches.KIND
 
 
 @dataclass(frozen=True, slots=True)

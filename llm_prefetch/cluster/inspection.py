@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_prefetch import ledger
+from llm_prefetch.caches import KIND
 from llm_prefetch.errors import disk_error
 from llm_prefetch.holds import Hold, read_hold
 from llm_prefetch.live import Member, check_deployment
@@ -14,7 +15,6 @@ from llm_prefetch.manifest import Manifest
 from llm_prefetch.record import Finding, Verdict, read_record
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Spec
-from llm_prefetch.stage_caches import KIND
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, open_store
 

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from blake3 import blake3
 
+from llm_prefetch.caches import KIND
 from llm_prefetch.cluster.asking import Answer, ask_nodes
 from llm_prefetch.cluster.reports import Node
 from llm_prefetch.errors import PrefetchError
@@ -23,7 +24,6 @@ from llm_prefetch.manifest import canonical_json
 from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source
 from llm_prefetch.spec import Spec
-from llm_prefetch.stage_caches import KIND
 from llm_prefetch.store import NodeStore, open_store
 
 _SECONDS = 600.0

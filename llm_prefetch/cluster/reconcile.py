@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_prefetch.caches import KIND
 from llm_prefetch.cluster.asking import Answer, ask_nodes
 from llm_prefetch.cluster.inspection import LiveBundle, Wanted, compare, live_bundle, settle, wanted_by
 from llm_prefetch.cluster.outcome import NodeOutcome, Outcome
@@ -24,7 +25,6 @@ from llm_prefetch.live import Member, current_bundle
 from llm_prefetch.record import Verdict
 from llm_prefetch.redact import redact
 from llm_prefetch.spec import Artifact, Spec
-from llm_prefetch.stage_caches import KIND
 from llm_prefetch.store import open_store
 
 _SECONDS = 120.0

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_prefetch.caches import KIND
 from llm_prefetch.caches.evidence import GRAPHS, LINES, Before, Evidence, Outcome, judge, look
 from llm_prefetch.caches.explain import explain
 from llm_prefetch.caches.factors import OURS_FILE, read_factors
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from llm_prefetch.live import DeploymentCheck
 
 _log = logging.getLogger("ray.serve.llm_prefetch")
-_KIND = "compile-cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def cache_root() -> Path:
 def _staged(generation: tuple[NodeStore, DeploymentCheck] | None) -> Iterator[_Staged]:
     store, check = generation or (None, None)
     for member in check.members if check is not None else ():
-        if store is None or member.kind != _KIND:
+        if store is None or member.kind != KIND:
             continue
         manifest = read_json(store.manifest(member.name, member.version)) or {}
         try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from llm_prefetch.errors import FallbackError
+from llm_prefetch.prefect_access import authorization
 from llm_prefetch.redact import redact_text
 
 if TYPE_CHECKING:
@@ -58,11 +58,8 @@ async def connect(options: PrefectOptions, environment: Mapping[str, str]) -> ht
 
 
 def _authorization(options: PrefectOptions, environment: Mapping[str, str], userinfo: str) -> dict[str, str]:
-    """As Prefect's own client: basic authentication comes before a key."""
-    user = options.auth_string.get_secret_value() if options.auth_string else unquote(userinfo)
-    key = options.api_key.get_secret_value() if options.api_key else ""
-    if not user and not key:
-        user, key = (environment.get(f"PREFECT_API_{name}", "") for name in ("AUTH_STRING", "KEY"))
-    if user:
-        return {"Authorization": "Basic " + base64.b64encode(user.encode()).decode()}
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    """What the Serve YAML says comes before the environment, all of it."""
+    secrets = {"PREFECT_API_AUTH_STRING": options.auth_string, "PREFECT_API_KEY": options.api_key}
+    own = {name: secret.get_secret_value() for name, secret in secrets.items() if secret}
+    user = "" if options.auth_string else unquote(userinfo)
+    return authorization(own if own or user else environment, user)
