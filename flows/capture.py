@@ -13,8 +13,8 @@ from pydantic import Field
 from flows.launch import Seconds, ServeYaml, find_launch
 from flows.parameters import EVERY_NODE, as_path
 from flows.run_page import show_markdown
+from llm_prefetch.capturing.capture import capture as capture_cache
 from llm_prefetch.cluster import connected
-from llm_prefetch.cluster.capture import capture as capture_cache
 from llm_prefetch.spec import NodeSelector
 
 To = Annotated[str, Field(min_length=1)]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from llm_prefetch.cluster.launch import Launch, read_launch
+from llm_prefetch.capturing.launch import Launch, read_launch
 
 ServeYaml = Annotated[str, Field(min_length=1, examples=["deployments/serve/llama-3-8b.yaml"])]
 Seconds = Annotated[float, Field(gt=0)]

@@ -11,9 +11,9 @@ from prefect.logging import get_run_logger
 from flows.launch import Seconds, ServeYaml, find_launch
 from flows.parameters import EVERY_NODE, as_path
 from flows.run_page import show_table
+from llm_prefetch.capturing.prove import prove as prove_cache
+from llm_prefetch.capturing.prove import require_proof
 from llm_prefetch.cluster import connected
-from llm_prefetch.cluster.prove import prove as prove_cache
-from llm_prefetch.cluster.prove import require_proof
 from llm_prefetch.spec import NodeSelector
 
 

@@ -17,11 +17,11 @@ from flows.parameters import as_path
 from flows.run_page import show_markdown, show_table
 from flows.stage import stage
 from llm_prefetch.cluster import connected
-from llm_prefetch.cluster.ray_cluster import RayCluster, dashboard_url
-from llm_prefetch.cluster.scale_report import require_scaled
-from llm_prefetch.cluster.scale_up import scale_up as bring_up
-from llm_prefetch.cluster.serve_api import ServeDeployment, token_headers
-from llm_prefetch.cluster.serve_target import ServeTarget
+from llm_prefetch.scaling.ray_cluster import RayCluster, dashboard_url
+from llm_prefetch.scaling.scale_report import require_scaled
+from llm_prefetch.scaling.scale_up import scale_up as bring_up
+from llm_prefetch.scaling.serve_api import ServeDeployment, token_headers
+from llm_prefetch.scaling.serve_target import ServeTarget
 from llm_prefetch.spec import Spec
 
 

@@ -91,11 +91,11 @@ def _selector(options: argparse.Namespace) -> NodeSelector:
 def _capture(options: argparse.Namespace) -> int:
     nodes = _selector(options)
     with on_cluster(options.address):
-        from llm_prefetch.cluster import capture
-        from llm_prefetch.cluster.launch import read_launch
+        from llm_prefetch.capturing.capture import capture
+        from llm_prefetch.capturing.launch import read_launch
 
         launch = read_launch(options.serve_yaml, options.app, options.model)
-        report = capture.capture(
+        report = capture(
             launch, options.to, nodes=nodes, root=options.root, seconds=options.deadline,
             stop=options.stop, say=say, dry_run=options.dry_run,
         )  # fmt: skip
@@ -111,8 +111,8 @@ def _capture(options: argparse.Namespace) -> int:
 def _prove(options: argparse.Namespace) -> int:
     nodes = _selector(options)
     with on_cluster(options.address):
-        from llm_prefetch.cluster.launch import read_launch
-        from llm_prefetch.cluster.prove import prove
+        from llm_prefetch.capturing.launch import read_launch
+        from llm_prefetch.capturing.prove import prove
 
         launch = read_launch(options.serve_yaml, options.app, options.model)
         proven = prove(

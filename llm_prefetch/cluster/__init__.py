@@ -1,6 +1,6 @@
 """The cluster: the same staging on every selected Ray node, through actors that are pinned to their node.
 
-The only part outside `serve/` that imports Ray. A node needs this package and nothing of Prefect. On each node
+A node needs this package and nothing of Prefect. On each node
 one actor does the work, because an actor can be asked how far it is and told to stop while it works. Nodes never
 fail each other: each has its own report.
 """

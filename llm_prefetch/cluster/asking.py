@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError, WorkerCrashedError
@@ -38,6 +38,7 @@ def ask_nodes(
     seconds: float,
     stop: threading.Event | None = None,
     on_answer: Callable[[Answer[_Value]], None] = lambda _answer: None,
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> list[Answer[_Value]]:
     """Call `question(*arguments)` on all `nodes` at once; an answer for each, in their order. Raises nothing of theirs.
 
@@ -48,9 +49,12 @@ def ask_nodes(
         seconds: How long all of it may take. A node that has not answered then has an error, and stops.
         stop: When set, the nodes stop too.
         on_answer: Told of each answer as it comes.
+        runtime_env: What the question needs to be asked in, where that is not what nodes have.
     """
     # An error of ours is an answer, so that it crosses Ray as it is.
-    task = ray.remote(num_cpus=0, max_retries=0)(_answered)
+    task = ray.remote(
+        num_cpus=0, max_retries=0, **({"runtime_env": dict(runtime_env)} if runtime_env else {})
+    )(_answered)
     asked = {
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), name=question.__name__
@@ -76,12 +80,32 @@ def ask_nodes(
                 answers[answer.node.id] = answer
                 on_answer(answer)
     finally:
+        # Only what has not answered: Ray 2.60 aborts a process that cancels a task whose answer it is storing.
         for reference in waiting:
             with suppress(RayError):
                 ray.cancel(reference, force=True)
     for reference in waiting:
         answers[asked[reference].id] = Answer(asked[reference], error=_late(asked[reference], seconds, stop))
     return [answers[node.id] for node in nodes]
+
+
+def ask_node(
+    node: Node,
+    question: Callable[..., _Value],
+    *arguments: Any,  # noqa: ANN401 (as above)
+    seconds: float,
+    stop: threading.Event | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+) -> _Value:
+    """What one node answers, as `ask_nodes`.
+
+    Raises:
+        PrefetchError: what it answers with, or that it does not.
+    """
+    (answer,) = ask_nodes([node], question, *arguments, seconds=seconds, stop=stop, runtime_env=runtime_env)
+    if answer.error is not None:
+        raise answer.error
+    return cast("_Value", answer.value)
 
 
 def _answered(question: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -22,9 +21,10 @@ from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.proof import proof
 from llm_prefetch.caches.this_node import ThisNode
 from llm_prefetch.store import NodeStore
+from tests.flows.conftest import Run
 from tests.real.checkpoint import write_checkpoint
 from tests.real.hosts import Host, HostSpec
-from tests.real.processes import wait_until
+from tests.real.prefect_server import PrefectServer, prefect_server
 from tests.real.world import World
 from tests.real_fixtures import REPLICAS
 
@@ -50,6 +50,13 @@ def two(surroundings: World, tmp_path: Path) -> Iterator[tuple[World, Host, Host
     yield surroundings, surroundings.cluster.hosts[REPLICAS], second
     second.kill()
     surroundings.cluster.wait_alive()
+
+
+@pytest.fixture
+def server(surroundings: World) -> Iterator[PrefectServer]:
+    """One that the hosts reach, with nothing in it."""
+    with prefect_server(surroundings.cluster.gateway_ip) as running:
+        yield running
 
 
 @pytest.mark.gpu
@@ -78,76 +85,80 @@ def compiling(folder: Path, **arguments: Any) -> Path:
     return path
 
 
-def run(world: World, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
-    """A command that boots an engine: exit code, answer, talk."""
-    command = [sys.executable, "-m", "llm_prefetch.cli", *argv, "--deadline", "600", "--json"]
-    done = world.head.run(command, check=False, timeout=700)
-    try:
-        return done.returncode, json.loads(done.stdout), done.stderr
-    except ValueError:
-        pytest.fail(f"{argv[0]} answered {done.stdout!r}\n{done.stderr}")
+def leave_a_replica(world: World) -> None:
+    """What a capture leaves in Ray Serve that is killed while its replica starts."""
+    script = (
+        "import ray; from ray import serve; from ray.serve import deployment\n"
+        "ray.init(log_to_driver=False)\n"
+        "class Left: pass\n"
+        "serve.run(deployment(Left).options(ray_actor_options={'num_cpus': 0}).bind(), "
+        "name='llm-prefetch-capture-tiny-llama', route_prefix=None)"
+    )
+    world.head.run([sys.executable, "-c", script])
 
 
-def kill_a_capture(world: World, path: Path, host: Host) -> None:
-    """As soon as its replica is being started."""
-    command = [sys.executable, "-m", "llm_prefetch.cli", "capture", path, "--to", CACHE, "--node", host.name]
-    process = world.head.popen(command, name="killed-capture")
-
-    def deployed() -> bool:
-        try:
-            found = httpx.get(
-                f"{world.cluster.dashboard_url}/api/serve/applications/", trust_env=False
-            ).json()
-        except (httpx.TransportError, ValueError):
-            return False
-        return "llm-prefetch-capture-tiny-llama" in found.get("applications", {})
-
-    wait_until(deployed, 300, "the capture deploys its replica", watch=process)
-    process.stop(grace=0)
+def run_flow(world: World, server: PrefectServer, name: str, **parameters: Any) -> Run:
+    """One that boots an engine, as a person's script or a worker runs it."""
+    parameters = {key: str(value) if isinstance(value, Path) else value for key, value in parameters.items()}
+    command = [sys.executable, "-m", "tests.flows.driver", name, json.dumps([parameters])]
+    done = world.head.run(command, env=server.env, timeout=700)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"run"')]
+    return Run(server.api_url, json.loads(line)["run"])
 
 
-def test_a_captured_cache_is_found_on_another_host_and_missed_by_name_with_other_arguments(two, tmp_path):
+def compiled(world: World, host: Host) -> dict[str, Any]:
+    """What the ledger says of the newest start there."""
+    return [dict(row["compile"]) for row in world.ledger(host) if row["kind"] == "engine"][-1]
+
+
+def test_a_captured_cache_is_found_on_another_host_and_missed_by_name_with_other_arguments(
+    two, server, tmp_path
+):
     world, one, other = two
     same, changed = compiling(tmp_path), compiling(tmp_path, max_num_seqs=8)
 
-    kill_a_capture(world, same, one)
-    code, report, talk = run(world, "capture", same, "--to", CACHE, "--node", one.name)
-    assert code == 0, talk
-    assert "which an earlier run has left" in talk
-    built = report["captured"]["evidence"]
-    assert (report["node"], built["outcome"]) == (one.ip, Outcome.NONE)
+    dry = world.cli(world.head, "capture", same, "--to", CACHE, "--node", one.name, "--dry-run")
+    assert f"would start a replica of tiny-llama on {one.ip}" in dry[1]
+    leave_a_replica(world)
+    run = run_flow(world, server, "capture", serve_yaml=same, to=CACHE, nodes={"ids": [one.name]})
+    assert run.state[0] == "Completed", run.state
+    assert any("which an earlier run has left" in line["message"] for line in run.logs)
+    (page,) = run.markdowns
+    artifact = json.loads(page.partition("```yaml\n- ")[2].partition("\n```")[0])
+    built = compiled(world, one)
+    assert built["outcome"] == Outcome.NONE
     assert built["new_kernels"] > 0
-    assert report["captured"]["identity"]["arguments"]["max_num_seqs"] == 4
-    assert (
-        list((one.disk / "caches").iterdir()) == []
-    )  # what the engine compiled there was the capture's alone
+    # What the engine compiled there was the capture's alone.
+    assert list((one.disk / "caches").iterdir()) == []
     keys = {o["Key"] for o in world.s3.client.list_objects_v2(Bucket="caches")["Contents"]}
     assert any(built["keys"][0] in key and key.endswith("/rank_0_0/model") for key in keys)
     assert not any(key.endswith((".lock", "cache_key_factors.json")) for key in keys)
 
-    stage(world, [WEIGHTS, report["artifact"]])
+    stage(world, [WEIGHTS, artifact])
     store = NodeStore(other.disk)
     assert proof(store, "tiny-llama") is None
-    code, report, talk = run(world, "prove", same, "--node", other.name)
-    (row,) = report["proven"]
+    code, out, talk = world.cli(
+        world.head, "prove", same, "--node", other.name, "--json", check=False, timeout=700
+    )
+    (row,) = json.loads(out)["proven"]
     found = row["proof"]
     assert (code, found["node"], found["used"]) == (0, other.ip, True), talk
     assert found["outcome"] == Outcome.PARTIAL
     assert "finalize_loading" in found["reason"]
-    (had,) = [row["compile"] for row in world.ledger(other) if row["kind"] == "engine"]
+    had = compiled(world, other)
     assert (had["keys"], had["new_keys"], had["kernels"], had["new_kernels"]) == (
         built["keys"], [], built["new_kernels"], 0,
     )  # fmt: skip
-    assert found["init_seconds"] < built["init_seconds"]
+    assert had["init_seconds"] < built["init_seconds"]
     remembered = proof(store, "tiny-llama")
     assert remembered is not None
     assert (remembered.used, remembered.node) == (True, other.ip)
 
-    code, report, talk = run(world, "prove", changed, "--node", other.name)
-    (row,) = report["proven"]
-    found = row["proof"]
-    assert (code, found["outcome"], found["used"]) == (1, Outcome.MISS, False), talk
-    assert any("max_num_seqs: 4 -> 8" in line for line in found["differences"])
+    run = run_flow(world, server, "prove", serve_yaml=changed, nodes={"ids": [other.name]})
+    assert run.state[0] == "Failed"
+    (row,) = json.loads(run.artifact("table"))
+    assert (row["booted_on"], row["outcome"]) == (other.ip, Outcome.MISS)
+    assert "max_num_seqs: 4 -> 8" in row["reason"]
     remembered = proof(store, "tiny-llama")
     assert remembered is not None
     assert not remembered.used

@@ -36,10 +36,15 @@ class World:
         return self.cluster.head
 
     def cli(
-        self, host: Host, *argv: str | Path, check: bool = True, stdin: str | None = None
+        self,
+        host: Host,
+        *argv: str | Path,
+        check: bool = True,
+        stdin: str | None = None,
+        timeout: float = 120.0,
     ) -> tuple[int, str, str]:
         """Run `llm-prefetch` on a host: exit code, stdout, stderr."""
-        done = host.run([*_CLI, *argv], check=check, stdin=stdin)
+        done = host.run([*_CLI, *argv], check=check, stdin=stdin, timeout=timeout)
         return done.returncode, done.stdout, done.stderr
 
     def ask(self, host: Host, *argv: str | Path, check: bool = True) -> Any:

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import httpx
 
-from llm_prefetch.cluster.autoscaler import Shape
-from llm_prefetch.cluster.serve_config import config_with
 from llm_prefetch.errors import ClusterError
 from llm_prefetch.redact import redact_text
+from llm_prefetch.scaling.autoscaler import Shape
+from llm_prefetch.scaling.serve_config import config_with
 
 _APPLICATIONS = "/api/serve/applications/"
 _REQUEST_SECONDS = 30.0

@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.proof import Proof
 from llm_prefetch.cluster.asking import Answer
-from llm_prefetch.cluster.autoscaler import NodeRoom, Request
 from llm_prefetch.cluster.inspection import LiveBundle
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.cluster.scale_report import ScaleReport, StartSeen, require_scaled
-from llm_prefetch.cluster.scale_up import scale_up
-from llm_prefetch.cluster.serve_api import Replica, Served, UnansweredError
-from llm_prefetch.cluster.serve_target import ServeTarget
 from llm_prefetch.errors import ClusterError, NotReadyError, OriginNotFoundError, PrefetchError
 from llm_prefetch.record import Verdict
+from llm_prefetch.scaling.autoscaler import NodeRoom, Request
+from llm_prefetch.scaling.scale_report import ScaleReport, StartSeen, require_scaled
+from llm_prefetch.scaling.scale_up import scale_up
+from llm_prefetch.scaling.serve_api import Replica, Served, UnansweredError
+from llm_prefetch.scaling.serve_target import ServeTarget
 from llm_prefetch.spec import Spec
 
 NODES = [Node(f"id{n}", f"10.0.0.{n}", f"host{n}") for n in range(2)]

@@ -16,12 +16,12 @@ from ray.exceptions import RayError
 from llm_prefetch import ledger
 from llm_prefetch.caches.proof import Proof, proof
 from llm_prefetch.cluster.asking import Answer, ask_nodes
-from llm_prefetch.cluster.autoscaler import NodeRoom, Request
 from llm_prefetch.cluster.inspection import LiveBundle, live_bundle
 from llm_prefetch.cluster.nodes import select_nodes
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.cluster.scale_report import StartSeen
 from llm_prefetch.errors import ClusterError
+from llm_prefetch.scaling.autoscaler import NodeRoom, Request
+from llm_prefetch.scaling.scale_report import StartSeen
 from llm_prefetch.spec import NodeSelector, Spec
 from llm_prefetch.store import open_store
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llm_prefetch.cluster.launch import read_launch
+from llm_prefetch.capturing.launch import read_launch
 from llm_prefetch.errors import SpecError
 
 SERVE = Path(__file__).parents[2] / "deployments" / "serve"

@@ -13,8 +13,8 @@ from llm_prefetch.caches.evidence import GRAPHS
 from llm_prefetch.caches.identity import Identity
 from llm_prefetch.caches.install import cache_root
 from llm_prefetch.caches.places import CAPTURING
-from llm_prefetch.cluster import capture_node
-from llm_prefetch.cluster.capture_node import begin, collect, finish, look
+from llm_prefetch.capturing import capture_node
+from llm_prefetch.capturing.capture_node import begin, collect, finish, look
 from llm_prefetch.errors import ClusterError, NotReadyError
 from llm_prefetch.leases import hold, leased
 from llm_prefetch.live import current_bundle

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_prefetch.cluster.autoscaler import NodeRoom, Request, request_for, standing, without_room
+from llm_prefetch.scaling.autoscaler import NodeRoom, Request, request_for, standing, without_room
 from llm_prefetch.spec import NodeSelector
 
 GPU = {"GPU": 1.0}

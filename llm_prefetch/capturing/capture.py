@@ -12,22 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
-from llm_prefetch.cluster.asking import ask_nodes
-from llm_prefetch.cluster.capture_node import Candidate, Captured, begin, collect, finish, look
-from llm_prefetch.cluster.launch import Launch
+from llm_prefetch.capturing.capture_node import Candidate, Captured, begin, collect, finish, look
+from llm_prefetch.capturing.launch import Launch
+from llm_prefetch.capturing.trial import serve_running, trial_replica
+from llm_prefetch.cluster.asking import ask_node, ask_nodes
 from llm_prefetch.cluster.nodes import select_nodes
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.cluster.trial import serve_running, trial_replica
-from llm_prefetch.errors import ClusterError, NotReadyError, PrefetchError
+from llm_prefetch.errors import NotReadyError, PrefetchError
 from llm_prefetch.spec import NodeSelector
 
 _NODE_SECONDS = 120.0
 _PUBLISH_SECONDS = 3600.0
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,9 @@ def capture(
         ) as let_go:
             started = time.monotonic() - began
             say("publishing what it has compiled")
-            captured = ask(node, collect, launch.deployment, root, uri, stop=stop, seconds=_PUBLISH_SECONDS)
+            captured = ask_node(
+                node, collect, launch.deployment, root, uri, stop=stop, seconds=_PUBLISH_SECONDS
+            )
             let_go()
     return CaptureReport(
         launch.deployment, uri, node.address, captured, round(started, 3), round(time.monotonic() - began, 3)
@@ -118,14 +119,14 @@ def _cache_set_aside(
     node: Node, deployment: str, root: Path | None, stop: threading.Event
 ) -> Iterator[dict[str, str]]:
     """The engine's variables; what was set aside on the node is put back, whatever happens."""
-    variables = ask(node, begin, deployment, root, stop=stop)
+    variables = ask_node(node, begin, deployment, root, stop=stop, seconds=_NODE_SECONDS)
     try:
         yield variables
     except BaseException:
         with suppress(PrefetchError):
-            ask(node, finish, deployment, root)
+            ask_node(node, finish, deployment, root, seconds=_NODE_SECONDS)
         raise
-    ask(node, finish, deployment, root)
+    ask_node(node, finish, deployment, root, seconds=_NODE_SECONDS)
 
 
 def candidates(
@@ -152,23 +153,3 @@ def candidates(
         return -found.get("GPU", 0.0), -found.get("CPU", 0.0), node.address
 
     return {node: ready[node] for node in sorted(ready, key=largest)}
-
-
-def ask(
-    node: Node,
-    question: Callable[..., _Value],
-    *arguments: Any,  # noqa: ANN401 (as `ask_nodes`)
-    stop: threading.Event | None = None,
-    seconds: float = _NODE_SECONDS,
-) -> _Value:
-    """What one node answers.
-
-    Raises:
-        PrefetchError: what it answers with, or that it does not.
-    """
-    (answer,) = ask_nodes([node], question, *arguments, seconds=seconds, stop=stop)
-    if answer.error is not None:
-        raise answer.error
-    if answer.value is None and question is not finish:
-        raise ClusterError("no answer", where=node.address, hint="see the Ray logs of that node")
-    return answer.value  # type: ignore[return-value]  # None only where that is the answer

@@ -10,8 +10,8 @@ from llm_prefetch import ledger
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.identity import Identity
 from llm_prefetch.caches.proof import Proof, proof, record_proof
-from llm_prefetch.cluster.capture_node import Candidate
-from llm_prefetch.cluster.prove import Proven, _kinds, require_proof, what_it_had
+from llm_prefetch.capturing.capture_node import Candidate
+from llm_prefetch.capturing.prove import Proven, _kinds, require_proof, what_it_had
 from llm_prefetch.cluster.reports import Node
 from llm_prefetch.errors import NotReadyError
 from llm_prefetch.live import current_bundle, rollback

@@ -16,13 +16,13 @@ from typing import Any
 from llm_prefetch import ledger
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.proof import Proof, record_proof
-from llm_prefetch.cluster.asking import ask_nodes
-from llm_prefetch.cluster.capture import ask, candidates
-from llm_prefetch.cluster.capture_node import Candidate
-from llm_prefetch.cluster.launch import Launch
+from llm_prefetch.capturing.capture import candidates
+from llm_prefetch.capturing.capture_node import Candidate
+from llm_prefetch.capturing.launch import Launch
+from llm_prefetch.capturing.trial import serve_running, trial_replica
+from llm_prefetch.cluster.asking import ask_node, ask_nodes
 from llm_prefetch.cluster.nodes import select_nodes
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.cluster.trial import serve_running, trial_replica
 from llm_prefetch.errors import ClusterError, NotReadyError
 from llm_prefetch.spec import NodeSelector
 from llm_prefetch.store import open_store
@@ -148,7 +148,7 @@ def _boot(
             name, config, node, runtime_env=launch.runtime_env, seconds=seconds, stop=stop, say=say
         ),
     ):
-        had = ask(node, what_it_had, name, root, stop=stop)
+        had = ask_node(node, what_it_had, name, root, seconds=_NODE_SECONDS, stop=stop)
     outcome = Outcome(had.get("outcome", Outcome.NONE))
     differences = tuple(
         f"{one['field']}: {one['produced']} -> {one['here']} ({one['fix']})"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm_prefetch.cluster.serve_target import ServeTarget
 from llm_prefetch.errors import NotReadyError, PrefetchError
 from llm_prefetch.record import Verdict
+from llm_prefetch.scaling.serve_target import ServeTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from typing import Protocol
 
 from llm_prefetch.caches.proof import Proof
 from llm_prefetch.cluster.asking import Answer
-from llm_prefetch.cluster.autoscaler import NodeRoom, Request, Shape, request_for, standing, without_room
 from llm_prefetch.cluster.inspection import LiveBundle
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.cluster.scale_report import ReplicaReport, ScaleReport, StartSeen
-from llm_prefetch.cluster.serve_api import Served, UnansweredError
-from llm_prefetch.cluster.serve_target import ServeTarget
-from llm_prefetch.cluster.waiting import Clock, wait_for
 from llm_prefetch.errors import ClusterError, NotReadyError, PrefetchError
 from llm_prefetch.record import Verdict
+from llm_prefetch.scaling.autoscaler import NodeRoom, Request, Shape, request_for, standing, without_room
+from llm_prefetch.scaling.scale_report import ReplicaReport, ScaleReport, StartSeen
+from llm_prefetch.scaling.serve_api import Served, UnansweredError
+from llm_prefetch.scaling.serve_target import ServeTarget
+from llm_prefetch.scaling.waiting import Clock, wait_for
 from llm_prefetch.spec import Spec
 
 _UNKNOWN = Served(0, (), ())

@@ -13,12 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from llm_prefetch.cluster.failures import lost
+from llm_prefetch.cluster.asking import ask_node
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.errors import ClusterError, PrefetchError
+from llm_prefetch.errors import ClusterError
 from llm_prefetch.redact import redact_text
 
 _POLL_SECONDS = 0.5
@@ -85,7 +83,17 @@ def trial_replica(
     say(f"starting a replica on {node.address}")
     began = time.monotonic()
     try:
-        _deploy_from(node, name, llm_config, runtime_env, seconds, stop)
+        # vLLM is on the node, and need not be here.
+        ask_node(
+            node,
+            _deploy,
+            name,
+            dict(llm_config),
+            node.id,
+            seconds=seconds,
+            stop=stop,
+            runtime_env=runtime_env,
+        )
         _wait(name, began + seconds, stop, say)
         yield lambda: serve.delete(name, _blocking=False)
     except BaseException:  # an interrupted process has seconds left: Serve goes on with it alone
@@ -95,41 +103,8 @@ def trial_replica(
     serve.delete(name)
 
 
-def _deploy_from(
-    node: Node,
-    name: str,
-    llm_config: Mapping[str, Any],
-    runtime_env: Mapping[str, Any],
-    seconds: float,
-    stop: threading.Event,
-) -> None:
-    """Build the application where vLLM is: on the node, in a task."""
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "max_retries": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
-    }
-    if runtime_env:
-        options["runtime_env"] = dict(runtime_env)
-    task = ray.remote(_deploy).options(**options)
-    answer = task.remote(name, dict(llm_config), node.id)
-    deadline = time.monotonic() + seconds
-    try:
-        while not stop.is_set() and time.monotonic() < deadline:
-            with suppress(GetTimeoutError):
-                error = ray.get(answer, timeout=_POLL_SECONDS)
-                if error is not None:
-                    raise error
-                return
-    except RayError as error:
-        raise lost(node, error) from error
-    finally:
-        ray.cancel(answer, force=True)
-    raise _given_up(name, stop, seconds, "")
-
-
-def _deploy(name: str, llm_config: dict[str, Any], node: str) -> PrefetchError | None:
-    """In a worker with vLLM. Serve places the replica on `node`, and is not waited for."""
+def _deploy(name: str, llm_config: dict[str, Any], node: str) -> None:
+    """On the node: build the application. Serve places the replica on `node`, and is not waited for."""
     from ray import serve
     from ray.serve.llm import LLMConfig, build_llm_deployment
 
@@ -143,12 +118,11 @@ def _deploy(name: str, llm_config: dict[str, Any], node: str) -> PrefetchError |
         )
     except Exception as error:  # noqa: BLE001 (an error of Serve or pydantic may not pickle)
         reason = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))
-        return ClusterError(
+        raise ClusterError(
             f"the replica cannot be deployed: {reason}",
             where=name,
             hint="does `serve deploy` take this YAML?",
-        )
-    return None
+        ) from None
 
 
 def _wait(name: str, deadline: float, stop: threading.Event, say: Callable[[str], None]) -> None:

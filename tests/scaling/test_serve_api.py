@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from llm_prefetch.cluster.serve_api import ServeDeployment, UnansweredError, token_headers
 from llm_prefetch.errors import ClusterError
+from llm_prefetch.scaling.serve_api import ServeDeployment, UnansweredError, token_headers
 
 APP, DEPLOYMENT = "llm", "LLMServer:llama/3"
 SCALE = "/api/v1/applications/llm/deployments/LLMServer%3Allama%2F3/scale"
