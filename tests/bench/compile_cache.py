@@ -16,6 +16,7 @@ import yaml
 
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.install import cache_environment, install
+from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.store import NodeStore
 from tests.bench.table import Row, ratio, row
 from tests.real.checkpoint import write_checkpoint
@@ -62,13 +63,15 @@ def _round(around: World, folder: Path, found: dict[str, list[float]], say: Call
     around.cli(around.head, "publish", model, _WEIGHTS["uri"])
     for deployment in ("tiny-llama", "elsewhere"):
         _stage(around, deployment, [_WEIGHTS])
-    own = cache_environment(one.root / "own", "cpu")
+    own = _watched(one, "own")
     right = 0
 
     def boot(case: str, host: Host, path: Path) -> None:
         nonlocal right
         say(f"  {case}")
         proof = _run(around, "prove", path, "--node", host.name)["proven"][0]["proof"]
+        if proof["init_seconds"] is None:
+            raise RuntimeError(f"{case}: {proof['reason']}")
         found[case].append(proof["init_seconds"])
         right += proof["outcome"] == _RIGHT[case]
 
@@ -80,7 +83,7 @@ def _round(around: World, folder: Path, found: dict[str, list[float]], say: Call
     _stage(around, "tiny-llama", [_WEIGHTS, report["artifact"]])
     boot("staged ahead on another node", other, plain)
     # Staging leaves out a cache that was built for another path, so this engine is led to it by hand.
-    staged = cache_environment(other.root / "caches" / "tiny-llama", "cpu")
+    staged = _watched(other, "caches/tiny-llama")
     boot("another engine path", other, _yaml(folder, "path", env=staged, deployment="elsewhere"))
     boot("another max_num_seqs", other, _yaml(folder, "seqs", max_num_seqs=8))
     found["right"].append(right)
@@ -88,6 +91,11 @@ def _round(around: World, folder: Path, found: dict[str, list[float]], say: Call
     for n in range(_INSTALLS):
         done = install(NodeStore(other.disk), f"bench-{n}", "compile", report["artifact"]["version"])
         found["install"].append(done.seconds * 1000)
+
+
+def _watched(host: Host, cache: str) -> dict[str, str]:
+    """The engine's variables for a cache root of its own; by one of them evidence is taken where no cache is staged."""
+    return {**cache_environment(host.root / cache, "cpu"), CAPTURING: str(host.root / "told")}
 
 
 def _yaml(
