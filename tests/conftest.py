@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from llm_prefetch.store import NodeStore, open_store
-from tests.samples import NOBODY
+from tests.samples import NOBODY, make_published
 
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = (
     "1"  # read when the client is imported: no test asks the real Hub for anything
@@ -26,14 +26,15 @@ hypothesis.settings.load_profile("fast")
 
 
 _LONGEST_FIRST = ("engine", "ray", "prefect", "browser", "cloud", "slow")
-# Files that kill processes by the dozen or wait for deadlines; everything else in `make check` takes seconds.
+# Files that kill processes by the dozen or wait for deadlines, by how their paths begin; everything else in
+# `make check` takes seconds.
 _SLOW = (
     "cli/test_exit_codes.py",
     "cli/test_interrupt.py",
     "crash/",
     "origins/test_https.py",
-    "serve/test_group.py",
-    "serve/test_prefect_rung.py",
+    "serve/test_group",
+    "serve/test_prefect_rung",
     "serve/test_stage_rung.py",
     "serve/test_whole_start.py",
     "transfer/test_crew.py",
@@ -76,6 +77,13 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def store(tmp_path: Path) -> NodeStore:
     """An empty node store."""
     return open_store(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """A published folder."""
+    make_published(tmp_path / "origin")
+    return tmp_path / "origin"
 
 
 @pytest.fixture

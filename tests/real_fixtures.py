@@ -5,15 +5,27 @@ A test that uses `surroundings` wipes the node stores first (`World.wipe`), and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.real.hosts import HostSpec
+from tests.real.ports import can_isolate
 from tests.real.world import Prefect, World, orchestrated, world
 
 HEAD, REPLICAS, FAST = 0, 1, 2
 """What the hosts are for: drivers and the worker; the only CPUs, where a replica lands; a label and a resource."""
+
+
+@pytest.fixture(scope="session")
+def isolation() -> None:
+    """For tests whose hosts need disks and networks of their own: skips them where these cannot be had.
+
+    In CI nothing is skipped: there a machine that cannot isolate fails these tests.
+    """
+    if not can_isolate() and os.environ.get("CI") != "true":
+        pytest.skip("disks and networks of their own need root, iproute2 and util-linux")
 
 
 @pytest.fixture(scope="session")

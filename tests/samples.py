@@ -40,6 +40,8 @@ FILES: Mapping[str, bytes] = {
     "layers/1/weights.bin": b"the other layer's",
 }
 TOTAL = sum(len(data) for data in FILES.values())
+WEIGHTS = "layers/0/weights.bin"
+"""The largest of `FILES`."""
 
 
 def make_folder(folder: Path, files: Mapping[str, bytes] = FILES) -> Path:
@@ -80,6 +82,12 @@ def make_published(folder: Path, files: Mapping[str, bytes] = FILES, chunk_bytes
 def put_manifest(folder: Path, body: bytes) -> None:
     """Write `body` where a manifest is looked for."""
     make_folder(folder, {manifests.PATH: body})
+
+
+def take_data_away(folder: Path) -> None:
+    """Leave of a published folder nothing but its manifest."""
+    for path in FILES:
+        (folder / path).unlink()
 
 
 def make_artifact(uri: str = "fake://origin", name: str = "weights", **options: Any) -> Artifact:
@@ -226,6 +234,11 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
+
+
+def engine_files(store: NodeStore, name: str = "weights") -> dict[str, bytes]:
+    """What an engine of `llama` reads: every file of an artifact with its bytes."""
+    return tree(store.engine_path("llama", name).resolve())
 
 
 def only_record(store: NodeStore, name: str = "weights") -> CommitRecord:

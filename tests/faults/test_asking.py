@@ -10,7 +10,8 @@ from llm_prefetch.errors import OriginUnavailableError, PrefetchError
 from llm_prefetch.resolve import resolve
 from llm_prefetch.stop import Stop
 from tests.faults.conftest import FILES
-from tests.real.fault_proxy import fault_proxy, silence, stall, status, truncate
+from tests.real.fault_proxy import fault_proxy
+from tests.real.faults import silence, stall, status, truncate
 from tests.real.hub import TOKEN, Repo
 from tests.samples import make_artifact, make_manifest, raises
 

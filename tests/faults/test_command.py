@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import FILES, WEIGHTS
-from tests.real.fault_proxy import first, flip, reset, stall, status
+from tests.real.faults import first, flip, reset, stall, status
 
 pytestmark = pytest.mark.cloud
 REPOSITORY = Path(__file__).parents[2]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from tests.samples import make_published
+from tests.small_disk import run_on_small_disk
 
 pytestmark = pytest.mark.cloud
 
-_REPOSITORY = Path(__file__).parents[2]
 STEPS = ["resolve", "lock", "prepare", "transfer", "commit", "verify", "live", "sync"]
 
 
@@ -59,23 +56,7 @@ def on_disk(tmp_path):
 
     def run(code: str, *arguments: str, size: str = "4m") -> str:
         script = textwrap.dedent(head) + textwrap.dedent(code)
-        unshare = (
-            ["unshare", "--mount"]
-            if os.geteuid() == 0
-            else ["unshare", "--mount", "--user", "--map-root-user"]
-        )
-        mount = f'mount -t tmpfs -o size={size} tmpfs {disk} && exec {sys.executable} -c "$SCRIPT" "$@"'
-        done = subprocess.run(
-            [*unshare, "sh", "-c", mount, "sh", *arguments],
-            env={**os.environ, "SCRIPT": script},
-            cwd=_REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return run_on_small_disk(disk, script, *arguments, size=size)
 
     return run
 

@@ -7,7 +7,7 @@ import pytest
 from llm_prefetch.errors import DigestError, OriginChangedError, OriginNotFoundError, OriginUnavailableError
 from tests.faults.conftest import FILES, WEIGHTS
 from tests.faults.doors import DOORS
-from tests.real.fault_proxy import first, flip, reset, stall, status, truncate, wrong_length
+from tests.real.faults import first, flip, reset, stall, status, truncate, wrong_length
 from tests.samples import raises
 
 pytestmark = pytest.mark.cloud

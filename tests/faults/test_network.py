@@ -9,7 +9,7 @@ import pytest
 
 from llm_prefetch.errors import DigestError, OriginUnavailableError, PrefetchError
 from tests.faults.conftest import CHUNK, FILES, WEIGHTS
-from tests.real.fault_proxy import flip, reset, silence, stall, status, truncate, wrong_length, wrong_range
+from tests.real.faults import flip, reset, silence, stall, status, truncate, wrong_length, wrong_range
 from tests.samples import raises
 
 pytestmark = pytest.mark.cloud

@@ -15,7 +15,7 @@ from llm_prefetch.errors import (
 )
 from llm_prefetch.manifest import CHUNK_BYTES
 from tests.faults.conftest import FILES, WEIGHTS
-from tests.real.fault_proxy import first, status, then
+from tests.real.faults import first, status, then
 from tests.samples import raises
 
 pytestmark = pytest.mark.cloud

@@ -18,7 +18,7 @@ from llm_prefetch.sealing import seal_prefix
 from llm_prefetch.stage import stage
 from tests.faults.conftest import FILES, WEIGHTS
 from tests.faults.doors import BUCKET
-from tests.real.fault_proxy import reset, silence, status
+from tests.real.faults import reset, silence, status
 from tests.samples import make_folder, make_manifest, make_spec, raises, tree
 
 pytestmark = pytest.mark.cloud

@@ -126,9 +126,8 @@ def test_no_engine_starts_on_a_download_that_is_not_whole_on_another_node(stagin
     )
 
 
+@pytest.mark.usefixtures("isolation")
 def test_a_node_that_dies_during_its_check_is_missing_and_the_start_ends(staging: Staging) -> None:
-    if not staging.world.cluster.isolated:
-        pytest.skip("plugs to pull need root")
     lost = staging.world.cluster.add_host(HostSpec(num_cpus=0))
     staging.put("weights")
     hosts = [staging.hosts[0], lost]

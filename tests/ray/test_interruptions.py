@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -74,9 +73,8 @@ def test_a_driver_that_dies_or_is_interrupted_leaves_no_actor_and_the_next_run_r
     staging.full_checks(staging.hosts)
 
 
+@pytest.mark.usefixtures("isolation")
 def test_a_full_disk_and_a_lost_node_leave_the_others_alone(staging: Staging) -> None:
-    if not staging.world.cluster.isolated and os.environ.get("CI") != "true":
-        pytest.skip("small disks and plugs to pull need root")
     lost = staging.world.cluster.add_host(HostSpec(num_cpus=0, disk="tmpfs:24m"))
     size = staging.put("large", files=26, kilobytes=1024)
     spec = staging.spec("large", nodes={"ids": ["host0", lost.name]}, policy={"min_ready": "50%"})

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.real.fault_proxy import (
-    fault_proxy,
+from tests.real.fault_proxy import fault_proxy
+from tests.real.faults import (
     first,
     flip,
     reset,

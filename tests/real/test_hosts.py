@@ -16,11 +16,7 @@ from tests.real import processes
 from tests.real.hosts import Cluster, HostSpec, hosts
 from tests.real.ports import can_isolate, links
 
-# In CI nothing is skipped: there a machine that cannot isolate fails these tests.
-needs_root = pytest.mark.skipif(
-    not can_isolate() and os.environ.get("CI") != "true",
-    reason="namespaces need root, iproute2 and util-linux",
-)
+needs_root = pytest.mark.usefixtures("isolation")
 
 _ON_EVERY_NODE = """
 import json, os, ray, socket

@@ -25,6 +25,12 @@ from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
 from llm_prefetch.store import NodeStore
 from tests.samples import make_published
+from tests.serve.group_stand_in import nodes, stage_on, stores
+from tests.serve.prefect_stand_in import server
+from tests.serve.start_samples import gpu, logs, utc
+
+# The fixtures of the modules beside this one.
+__all__ = ["gpu", "logs", "nodes", "server", "stage_on", "stores", "utc"]
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -89,6 +95,13 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RaysDownload:
     module.initialize_node = download.initialize_node  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, module)
     return download
+
+
+@pytest.fixture(autouse=True)
+def no_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address of anybody's Prefect server, and no credentials for it."""
+    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @dataclass
@@ -184,10 +197,34 @@ def spec(tmp_path: Path) -> dict[str, Any]:
     return {"deployment": "llama", "artifacts": [{"name": "weights", "uri": uri}]}
 
 
+@pytest.fixture
+def ready(spec: dict[str, Any], store: NodeStore) -> Callable[[], object]:
+    """Make the node ready, as the staging flow does."""
+    return lambda: stage(Spec.model_validate(spec), store)
+
+
+@pytest.fixture
+def replica(make: Callable[..., Start]) -> Callable[..., Start]:
+    """A replica that asks Prefect, and then lets Ray download."""
+
+    def replica(**kwargs: Any) -> Start:
+        return make(**{"deployment": "stage/llama", "on_miss": ["prefect", "ray"], **kwargs})
+
+    return replica
+
+
 def row(rows: Callable[[str], list[dict[str, Any]]]) -> tuple[str, str, list[str]]:
     """Of the one start in the ledger: the verdict, the rung, and what came of each that was tried."""
     [start] = rows("start")
     return start["verdict"], start["rung"], [step["outcome"] for step in start["ladder"]]
+
+
+def outcome(rows: Callable[[str], list[dict[str, Any]]]) -> str:
+    """What the ledger says of the rung `prefect`, the first of the one start."""
+    [row] = rows("start")
+    rung = row["ladder"][0]
+    assert rung["rung"] == "prefect"
+    return str(rung["outcome"])
 
 
 def refused(start: Start, match: str) -> str:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 DEPLOYMENT_ID = "5a7c3b8e-0d0f-4d5b-9f3e-2f6f8f1b2c3d"
 FLOW_ID = "11111111-0d0f-4d5b-9f3e-2f6f8f1b2c3d"
 _ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -99,6 +101,25 @@ class Server:
         run = self.add("SCHEDULED")
         run.key = key
         return 201, run.body
+
+
+def ends(server: Server, state: str, ready: Callable[[], object] = lambda: None) -> None:
+    """Every run that is looked at makes the node ready, perhaps, and ends."""
+
+    def end(run: Run) -> None:
+        if run.state not in _ENDED:
+            ready()
+            run.state = state
+
+    server.on_read = end
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Serves the stand-in, at the address that replicas are given."""
+    with prefect_stand_in() as server:
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        yield server
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import pytest
 from llm_prefetch.serve.fallback_event import EVENT, Fallback, post_fallback
 from llm_prefetch.serve.options import PrefectOptions
 from tests.serve.conftest import refused, until
-from tests.serve.prefect_stand_in import prefect_stand_in
 
 FALLBACK = Fallback(
     "llama", "MISSING", "cannot read https://me:hunter2@host/x?sig=hunter2", "ray", "replica-7"
@@ -18,18 +17,9 @@ FALLBACK = Fallback(
 
 
 @pytest.fixture(autouse=True)
-def log(caplog, monkeypatch):
+def log(caplog):
     caplog.set_level("DEBUG", logger="ray.serve.llm_prefetch")
-    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"):
-        monkeypatch.delenv(name, raising=False)
     return caplog
-
-
-@pytest.fixture
-def server(monkeypatch):
-    with prefect_stand_in() as server:
-        monkeypatch.setenv("PREFECT_API_URL", server.url)
-        yield server
 
 
 @pytest.mark.parametrize("last", ["ray", "fail"])

@@ -1,11 +1,9 @@
-"""The rung `prefect`: one run for all replicas, watched to its end, and on to the next rung whatever the server does."""
+"""The rung `prefect`: one run for all replicas that start, watched until it has made the node ready, or has ended."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,67 +12,13 @@ from llm_prefetch.live import check_deployment
 from llm_prefetch.names import remember
 from llm_prefetch.serve.fallback_event import EVENT
 from llm_prefetch.spec import Spec
-from llm_prefetch.stage import stage
 from tests.real import processes
 from tests.real.prefect_server import prefect_server
 from tests.samples import make_published
-from tests.serve.conftest import Start, until
-from tests.serve.prefect_stand_in import DEPLOYMENT_ID, FLOW_ID, Run, prefect_stand_in
+from tests.serve.conftest import REPOSITORY, outcome, until
+from tests.serve.prefect_stand_in import DEPLOYMENT_ID, FLOW_ID, Run, ends
 
-REPOSITORY = Path(__file__).parents[2]
 RUN_ID = "33333333-0d0f-4d5b-9f3e-2f6f8f1b2c3d"
-
-
-@pytest.fixture(autouse=True)
-def log(caplog, monkeypatch):
-    caplog.set_level("DEBUG")
-    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"):
-        monkeypatch.delenv(name, raising=False)
-    return caplog
-
-
-@pytest.fixture
-def server(monkeypatch):
-    with prefect_stand_in() as server:
-        monkeypatch.setenv("PREFECT_API_URL", server.url)
-        yield server
-
-
-@pytest.fixture
-def ready(store, tmp_path):
-    """Make the node ready, as the staging flow does."""
-    artifacts = [{"name": "weights", "uri": make_published(tmp_path / "origin")}]
-    spec = Spec.model_validate({"deployment": "llama", "artifacts": artifacts})
-    return lambda: stage(spec, store)
-
-
-@pytest.fixture
-def replica(make):
-    """A replica that asks Prefect, and then lets Ray download."""
-
-    def replica(**kwargs) -> Start:
-        return make(**{"deployment": "stage/llama", "on_miss": ["prefect", "ray"], **kwargs})
-
-    return replica
-
-
-def outcome(rows) -> str:
-    """What the ledger says of the rung."""
-    [row] = rows("start")
-    rung = row["ladder"][0]
-    assert rung["rung"] == "prefect"
-    return str(rung["outcome"])
-
-
-def ends(server, state, ready=lambda: None):
-    """Every run that is looked at makes the node ready, perhaps, and ends."""
-
-    def end(run):
-        if run.state not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-            ready()
-            run.state = state
-
-    server.on_read = end
 
 
 def test_a_run_is_started_and_when_it_is_done_the_replica_starts_from_what_it_staged(
@@ -214,130 +158,6 @@ def test_a_run_that_ends_otherwise_is_a_reason(replica, server, rows, state):
     start.run()
     assert start.by_ray
     assert f"flow run run-1 ended {state}" in outcome(rows)
-
-
-ANSWERS = {
-    "401": (401, b'{"detail": "Unauthorized"}', "Prefect answered 401: Unauthorized", "PREFECT_API_AUTH_STRING"),
-    "403": (403, b"{}", "Prefect answered 403", "may not run"),
-    "404": (404, b'{"detail": "Deployment not found"}', "Prefect answered 404: Deployment", "deploy it first"),
-    "409": (409, b'{"detail": "no such parameter"}', "Prefect answered 409: no such", "do not fit its flow"),
-    "500": (500, b"Internal Server Error", "Prefect cannot be asked: it answered 500", "is the server up?"),
-    "302": (302, b"", "Prefect answered 302", "ends in /api"),
-    "HTML": (200, b"<!doctype html><title>Prefect</title>", "does not speak so: '<!doctype", "ends in /api"),
-    "other JSON": (200, b'[{"id": 5}, 7]', "does not speak so", "ends in /api"),
-    "nothing": (200, b"", "does not speak so", "ends in /api"),
-}  # fmt: skip
-CALLS = ("/api/deployments/name/", "/api/flow_runs/filter", "/create_flow_run", "/api/flow_runs/1")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(("status", "body", "reason", "hint"), ANSWERS.values(), ids=ANSWERS)
-def test_whatever_the_server_answers_the_next_rung_is_tried(
-    replica, server, rows, monkeypatch, call, status, body, reason, hint
-):
-    monkeypatch.setattr("llm_prefetch.serve.prefect_api._BACKOFF_SECONDS", 0.01)
-    server.answer = lambda path: (status, body) if call in path else None
-    start = replica()
-    start.run()
-    assert start.by_ray
-    assert reason in outcome(rows)
-    assert hint in outcome(rows)
-
-
-def test_a_trouble_that_passes_is_waited_out(replica, server, ready, monkeypatch):
-    monkeypatch.setattr("llm_prefetch.serve.prefect_api._BACKOFF_SECONDS", 0.01)
-    answers = [(503, b""), (500, b"")] * 20
-    seen = []
-
-    def answer(path):
-        seen.append(path)
-        return answers.pop() if seen.count(path) <= 2 else None
-
-    server.answer = answer
-    ends(server, "COMPLETED", ready)
-    start = replica()
-    start.run()
-    assert not start.by_ray
-
-
-def test_a_server_that_is_down_is_a_reason(replica, rows, monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start = replica(prefect={"api_url": f"http://127.0.0.1:{port}/api"})
-    start.run()
-    assert start.by_ray
-    assert "Prefect cannot be asked: ConnectError" in outcome(rows)
-
-
-def test_a_server_that_never_answers_is_given_up_at_the_deadline(replica, rows):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
-        start = replica(prefect={"api_url": url}, deadlines={"prefect": 0.5})
-        start.run()
-    assert start.by_ray
-    assert outcome(rows) == "gave up after 0.5 s: asks Prefect"
-
-
-def test_a_server_whose_answer_drips_is_given_up_at_the_deadline(replica, server, rows):
-    server.drip = 0.1
-    start = replica(deadlines={"prefect": 0.5})
-    start.run()
-    assert start.by_ray
-    assert outcome(rows) == "gave up after 0.5 s: asks Prefect"
-
-
-def test_a_run_that_does_not_end_is_given_up_at_the_deadline(replica, server, rows):
-    start = replica(deadlines={"prefect": 1})
-    start.run()
-    assert start.by_ray
-    assert outcome(rows) == "gave up after 1 s: started flow run run-1, which is SCHEDULED"
-
-
-def test_without_an_address_it_is_a_reason(replica, rows):
-    start = replica()
-    start.run()
-    assert start.by_ray
-    assert "PREFECT_API_URL" in outcome(rows)
-
-
-@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999/api", "http://\x7f/api"])
-def test_an_address_that_is_none_is_a_reason(replica, rows, monkeypatch, url):
-    monkeypatch.setenv("PREFECT_API_URL", url)
-    start = replica()
-    start.run()
-    assert start.by_ray
-    assert outcome(rows).startswith("failed: ")
-
-
-BASIC = "Basic " + "dXNlcjpwYXNz"
-
-
-@pytest.mark.parametrize(
-    ("environment", "options", "header"),
-    [
-        ({}, {}, ""),
-        ({"PREFECT_API_KEY": "key"}, {}, "Bearer key"),
-        ({"PREFECT_API_AUTH_STRING": "user:pass"}, {}, BASIC),
-        ({"PREFECT_API_AUTH_STRING": "user:pass", "PREFECT_API_KEY": "key"}, {}, BASIC),
-        ({"PREFECT_API_AUTH_STRING": "user:pass"}, {"api_key": "mine"}, "Bearer mine"),
-        ({"PREFECT_API_KEY": "key"}, {"auth_string": "user:pass"}, BASIC),
-    ],
-)
-def test_the_server_is_told_who_asks(replica, server, ready, monkeypatch, environment, options, header, log):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    ends(server, "COMPLETED", ready)
-    replica(prefect=options).run()
-    assert set(server.headers) == {header}
-    assert "user:pass" not in log.text
-
-
-def test_a_password_in_the_address_is_shown_nowhere(replica, server, rows, log, monkeypatch):
-    server.answer = lambda path: (404, b"{}")
-    replica(prefect={"api_url": server.url.replace("//", "//user:hunter2@")}).run()
-    assert server.headers[0].startswith("Basic")
-    assert "hunter2" not in outcome(rows) + log.text
 
 
 _FLOW = """
