@@ -137,8 +137,8 @@ _VERDICTS = {
     Verdict.PARTIAL: "committed, but files are gone or have another size",
     Verdict.CORRUPT: "committed, but the bytes are not those of the manifest, or were touched since",
     Verdict.STALE: "complete, but not the version asked for; or not proven since the machine was rebooted",
-    Verdict.UNTRUSTED: "code that nothing vouches for: a plugin that no spec has pinned",
-    Verdict.INCOMPATIBLE: "a compile cache of another engine, device or configuration (not given yet)",
+    Verdict.UNTRUSTED: "code that nothing vouches for: neither a pin in the spec nor a signature that it trusts",
+    Verdict.INCOMPATIBLE: "a compile cache of another engine, device or configuration",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
@@ -15,6 +16,7 @@ from flows.parameters import EVERY_NODE, as_path
 from flows.run_page import show_markdown
 from llm_prefetch.capturing.capture import capture as capture_cache
 from llm_prefetch.cluster import connected
+from llm_prefetch.signatures import load_signing_key
 from llm_prefetch.spec import NodeSelector
 
 To = Annotated[str, Field(min_length=1)]
@@ -34,6 +36,7 @@ def capture(
     deadline_seconds: Seconds = 1800.0,
     address: str = "",
     root: str = "",
+    sign: str = "",
 ) -> dict[str, Any]:
     """Capture a compile cache, on a node that has the model staged and no replica of it.
 
@@ -46,15 +49,24 @@ def capture(
         deadline_seconds: Seconds for the start of the replica.
         address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
         root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        sign: Path of a private key on the worker's machine, which signs the artifact; the nodes never see it.
 
     Raises:
-        PrefetchError: no node is ready, the replica did not start, or the origin refused.
+        PrefetchError: the key is no use, no node is ready, the replica did not start, or the origin refused.
     """
     log, stop = get_run_logger(), threading.Event()
+    key = load_signing_key(Path(sign)) if sign else None
     launch = find_launch(serve_yaml, application, model)
     with connected(address or None):
         report = capture_cache(
-            launch, to, nodes=nodes, root=as_path(root), seconds=deadline_seconds, stop=stop, say=log.info
+            launch,
+            to,
+            nodes=nodes,
+            root=as_path(root),
+            seconds=deadline_seconds,
+            stop=stop,
+            say=log.info,
+            key=key,
         )
     show_markdown(
         "capture",

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -28,6 +28,7 @@ from llm_prefetch.store import NodeStore, locked, read_json, sync_folder, write_
 from llm_prefetch.verify import Check, full_check, quick_check, worst
 
 _ROLLBACK = "rollback"
+UNVOUCHED = "it is code, and no pin and no trusted signature vouches for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ class Member:
     kind: str
     version: str
     pinned: bool = False
-    """Whether the spec said that it must be this version; code that it did not is not trusted."""
+    """Whether the spec, or a key that it trusts, said that it must be this version; other code is not trusted."""
+    signed_by: str = field(default="", compare=False)
+    """That key. Whoever vouches, the bytes are the same: so it is no part of the bundle's identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,10 @@ def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
         DiskError: the disk refused.
     """
     ordered = tuple(sorted(members, key=lambda member: member.name))
-    body = {"members": [_as_written(member) for member in ordered]}
-    bundle = Bundle("bundle-" + blake3(canonical_json(body)).hexdigest(), ordered)
-    folder = store.bundle(bundle.id)
-    if read_bundle(store, bundle.id) == bundle and _links_right(folder, ordered):
+    identity = _as_written([replace(member, signed_by="") for member in ordered])
+    bundle = Bundle("bundle-" + blake3(identity).hexdigest(), ordered)
+    folder, there = store.bundle(bundle.id), read_bundle(store, bundle.id)
+    if there is not None and asdict(there) == asdict(bundle) and _links_right(folder, ordered):
         return bundle
     temporary = folder.with_name(f".{bundle.id}.{os.getpid()}.tmp")
     try:
@@ -85,7 +88,7 @@ def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
         for member in ordered:
             (temporary / member.name).symlink_to(_link(member))
         sync_folder(temporary)
-        write_file(_sidecar(store, bundle.id), canonical_json(body))
+        write_file(_sidecar(store, bundle.id), _as_written(ordered))
         try:
             temporary.rename(folder)
         except OSError:  # another staging was faster, or something is wrong with what is there
@@ -100,9 +103,10 @@ def make_bundle(store: NodeStore, members: Sequence[Member]) -> Bundle:
     return bundle
 
 
-def _as_written(member: Member) -> dict[str, str | bool]:
-    """A member in the bundle's file; a pin is written only where there is one."""
-    return {name: value for name, value in asdict(member).items() if value is not False}
+def _as_written(members: Sequence[Member]) -> bytes:
+    """The bundle's file; a pin and a signature are written only where there is one."""
+    rows = ({name: value for name, value in asdict(member).items() if value} for member in members)
+    return canonical_json({"members": list(rows)})
 
 
 def _link(member: Member) -> str:
@@ -267,9 +271,7 @@ def check_deployment(
         else:
             checks.append(quick_check(store, member.name, member.version))
         if checks[-1].ready and member.kind == "plugin" and not member.pinned:
-            checks[-1] = replace(
-                checks[-1], verdict=Verdict.UNTRUSTED, reason="it is code, and no spec has pinned its version"
-            )
+            checks[-1] = replace(checks[-1], verdict=Verdict.UNTRUSTED, reason=UNVOUCHED)
     bad = next((check for check in checks if not check.ready), None)
     reason = f"{bad.name}: {bad.reason}" if bad else ""
     return DeploymentCheck(deployment, live, worst(checks), reason, tuple(checks), bundle.members)

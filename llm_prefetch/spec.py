@@ -37,13 +37,15 @@ _UNITS = {
     "Ti": 2**40,
 }
 
-_VERSION_PATTERN = r"^b3-[0-9a-f]{64}$"
+VERSION_PATTERN = r"^b3-[0-9a-f]{64}$"
+KEY_PATTERN = r"^ed25519:[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$"  # 32 bytes in base64
 _MIN_READY_PATTERN = r"^(all|[1-9]\d*|(100|[1-9]?\d)%)$"
 _IN_WORDS = {
     NAME_PATTERN: "a name of letters, digits, '.', '_' and '-'",
     _URI_PATTERN: "a URI such as s3://bucket/prefix",
     _BYTES.pattern: "a rate such as 2GB/s or 500MB/s",
-    _VERSION_PATTERN: "a version: b3- and 64 hexadecimal digits",
+    VERSION_PATTERN: "a version: b3- and 64 hexadecimal digits",
+    KEY_PATTERN: "a public key: ed25519: and its 32 bytes in base64, 44 characters",
     _MIN_READY_PATTERN: "all, a number from 1, or a percentage such as 80%",
 }
 _SHOWN_CHARACTERS = 80
@@ -74,9 +76,9 @@ class Artifact(_Strict):
     )
     version: str | None = Field(
         default=None,
-        pattern=_VERSION_PATTERN,
+        pattern=VERSION_PATTERN,
         description="Pin: stage exactly this version (b3-...) or fail. Empty: what the origin holds now. "
-        "Artifacts of kind plugin and compile-cache are code, and need it.",
+        "Artifacts of kind plugin and compile-cache are code, and need it, or a signature by one of policy.trusted_keys.",
     )
     include: list[str] = Field(
         default=[], description="Only paths that match one of these patterns. Empty: all."
@@ -96,14 +98,19 @@ class Artifact(_Strict):
     )
     required: bool = Field(
         default=False,
-        description="Of an artifact of kind compile-cache: fail where it is not pinned or does not fit the node. Else it is "
+        description="Of an artifact of kind compile-cache: fail where it is not trusted or does not fit the node. Else it is "
         "left out there, and replicas compile for themselves.",
     )
 
     @property
+    def code(self) -> bool:
+        """Whether its files are run, so that something has to vouch for them."""
+        return self.kind in ("plugin", "compile-cache")
+
+    @property
     def pinned(self) -> bool:
-        """Whether it is code, and of a version that the spec trusts."""
-        return self.kind in ("plugin", "compile-cache") and self.version is not None
+        """Whether it is code, and of a version that is trusted."""
+        return self.code and self.version is not None
 
     @model_validator(mode="after")
     def _required_caches(self) -> Artifact:
@@ -159,6 +166,11 @@ class Policy(_Strict):
         default=True,
         description="Where it does not fit, delete what nothing needs, oldest first and no more than necessary: versions "
         "that are not live, not in use by a replica, not pinned and not what a rollback goes to, and unfinished work.",
+    )
+    trusted_keys: list[Annotated[str, Field(pattern=KEY_PATTERN)]] = Field(
+        default=[],
+        description="Public keys. Code (kind plugin or compile-cache) that one of them has signed needs no pinned version.",
+        examples=[["ed25519:+HahwM+4p5Ij9jUudnPWOCf90qq4Jn4PqHGXgP4YQDs="]],
     )
 
     @field_validator("min_ready", mode="before")

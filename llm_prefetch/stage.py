@@ -24,7 +24,8 @@ from llm_prefetch.live import Member, is_live, make_bundle, switch
 from llm_prefetch.manifest import Manifest, parse_manifest
 from llm_prefetch.progress import NoProgress, Progress
 from llm_prefetch.record import Verdict, read_record
-from llm_prefetch.resolve import resolve
+from llm_prefetch.resolve import Source, resolve
+from llm_prefetch.signatures import SignedSource
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stage_artifact import ArtifactReport, stage_artifact
 from llm_prefetch.stage_caches import (
@@ -113,7 +114,7 @@ def stage(
         for artifact in linked:
             check_link(store, Path(artifact.link or ""))
         for artifact in spec.artifacts:
-            check_pinned(artifact, until)
+            check_pinned(artifact, until, spec.policy.trusted_keys)
         for artifact in caches_last(spec.artifacts):
             with trace.step("resolve", artifact=artifact.name):
                 versions = {member.name: member.version for member in members}
@@ -122,6 +123,8 @@ def stage(
             if isinstance(source, LeftOut):
                 without.append(told(source, facts, progress))
                 continue
+            if isinstance(source, SignedSource):
+                progress.say(f"{artifact.name}: {source.key[:15]} is signed by {source.signed_by}")
             counted_on.enter_context(in_use(store, source.key))  # so that nobody deletes it before it is live
             report = stage_artifact(
                 source, store, progress, throttle, until, trace, evict=spec.policy.make_room
@@ -129,7 +132,7 @@ def stage(
             counted_on.enter_context(in_use(store, report.version))
             reports.append(report)
             facts["artifacts"].append(_told(report))
-            members.append(_member(artifact, report))
+            members.append(_member(source, report))
         plugged = any(artifact.plugins for artifact in spec.artifacts)
         if plugged and not is_live(store, spec.deployment, members):  # what is live was tried before
             with trace.step("preflight"):
@@ -181,9 +184,10 @@ def _told(report: ArtifactReport) -> dict[str, Any]:
     }
 
 
-def _member(artifact: Artifact, report: ArtifactReport) -> Member:
+def _member(source: Source, report: ArtifactReport) -> Member:
     """Only code has to be pinned, so only there a pin makes a bundle of its own."""
-    return Member(report.name, artifact.kind, report.version, artifact.pinned)
+    signed_by = source.signed_by if isinstance(source, SignedSource) else ""
+    return Member(report.name, source.artifact.kind, report.version, source.artifact.pinned, signed_by)
 
 
 def repair(

@@ -14,12 +14,13 @@ from llm_prefetch.caches import KIND
 from llm_prefetch.caches.compatible import Difference, compatible
 from llm_prefetch.caches.identity import Identity, config_digest, parse_identity
 from llm_prefetch.caches.install import install
-from llm_prefetch.errors import ManifestError, NotReadyError, PrefetchError, TrustError
+from llm_prefetch.errors import ManifestError, MissingExtraError, NotReadyError, PrefetchError, TrustError
 from llm_prefetch.manifest import Manifest
 from llm_prefetch.progress import Progress
 from llm_prefetch.record import Verdict
 from llm_prefetch.redact import redact
 from llm_prefetch.resolve import Source, resolve
+from llm_prefetch.signatures import require_signature
 from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
@@ -60,14 +61,29 @@ def find_source(
         stop: Ends it, also while the origin does not answer.
 
     Raises:
-        TrustError: a cache that is required is not pinned.
+        TrustError: nothing vouches for a plugin, or for a cache that is required.
         NotReadyError: a cache that is required does not fit.
         PrefetchError: as `resolve`.
     """
-    if artifact.kind == KIND and not artifact.pinned:
+    source = find_trusted(artifact, spec, pinned=pinned, stop=stop)
+    return source if isinstance(source, LeftOut) else left_out(source, spec, store, versions) or source
+
+
+def find_trusted(
+    artifact: Artifact, spec: Spec, *, pinned: Manifest | None = None, stop: Stop | None = None
+) -> Source | LeftOut:
+    """As `find_source`, for a node that every cache fits. Code is pinned by the spec, or by a signature it trusts."""
+    if not artifact.code or artifact.pinned:
+        return resolve(artifact, pinned=pinned, stop=stop)
+    if not spec.policy.trusted_keys:
         return _unpinned(artifact)
     source = resolve(artifact, pinned=pinned, stop=stop)
-    return left_out(source, spec, store, versions) or source
+    try:
+        return require_signature(source, spec.policy.trusted_keys, stop)
+    except (TrustError, MissingExtraError) as error:
+        if artifact.required or artifact.kind != KIND:
+            raise
+        return LeftOut(artifact.name, Verdict.UNTRUSTED, f"{error.message}: {error.hint}")
 
 
 def left_out(source: Source, spec: Spec, store: NodeStore, versions: Mapping[str, str]) -> LeftOut | None:
@@ -114,11 +130,11 @@ def install_cache(store: NodeStore, deployment: str, name: str, version: str, pr
 
 def _unpinned(artifact: Artifact) -> LeftOut:
     reason = "it is code, and the spec does not pin its version"
-    if artifact.required:
+    if artifact.required or artifact.kind != KIND:
         raise TrustError(
             f"{artifact.name}: {reason}",
             where=redact(artifact.uri),
-            hint="pin the version that `capture` or `publish` has printed",
+            hint="pin the version that `capture` or `publish` has printed, or sign it and name the key in policy.trusted_keys",
         )
     return LeftOut(artifact.name, Verdict.UNTRUSTED, reason)
 

@@ -1,4 +1,4 @@
-"""Artifacts of kind `plugin` in a staging: pinned before a byte is fetched, tried before anything is switched."""
+"""Artifacts of kind `plugin` in a staging: trusted before a byte is fetched, tried before anything is switched."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from llm_prefetch.plugins.preflight import NO_VLLM, preflight
 from llm_prefetch.progress import Progress
 from llm_prefetch.redact import redact
 from llm_prefetch.resolve import resolve
+from llm_prefetch.signatures import require_signature
 from llm_prefetch.spec import Artifact
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
 
 
-def check_pinned(artifact: Artifact, stop: Stop) -> None:
-    """Check that the spec says which code it trusts.
+def check_pinned(artifact: Artifact, stop: Stop, trusted: Sequence[str] = ()) -> None:
+    """Check that the spec says which code it trusts: by its version, or by the key that has signed it.
 
     Raises:
         TrustError: it leaves that to whatever lies at the origin.
+        MissingExtraError: the package that verifies signatures is not installed.
+        OriginError: the origin of what has to be signed cannot be read.
     """
-    if artifact.kind == "plugin" and artifact.version is None:
+    if artifact.kind != "plugin" or artifact.pinned:
+        return
+    if trusted:
+        require_signature(resolve(artifact, stop=stop), trusted, stop)
+    else:
         held = _held(artifact, stop)
         raise TrustError(
             f"{artifact.name} is code, and the spec does not pin its version",

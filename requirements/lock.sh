@@ -13,7 +13,7 @@ for folder in ${PIP_FIND_LINKS:-$(.venv/bin/python -m pip config get global.find
     links="$links --find-links $folder"
 done
 roles=""
-for extra in s3 gcs azure hf fsspec ray flows serve dev; do roles="$roles --extra $extra"; done
+for extra in s3 gcs azure hf fsspec ray flows serve sign dev; do roles="$roles --extra $extra"; done
 
 # The output names neither the registry nor the command, which would name this machine's folders.
 compile() {

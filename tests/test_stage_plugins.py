@@ -95,7 +95,7 @@ def test_a_bundle_that_does_not_know_of_a_pin_is_untrusted(store, tmp_path, stan
     sidecar.write_text(json.dumps(body))
     check = check_deployment(store, "llama", full=full)
     assert check.verdict is Verdict.UNTRUSTED
-    assert check.reason == "my-plugins: it is code, and no spec has pinned its version"
+    assert check.reason == "my-plugins: it is code, and no pin and no trusted signature vouches for it"
 
 
 def test_the_bundle_of_what_is_no_code_is_the_same_with_and_without_a_pin(store, tmp_path):

@@ -23,6 +23,7 @@ from llm_prefetch.cluster.asking import ask_node, ask_nodes
 from llm_prefetch.cluster.nodes import select_nodes
 from llm_prefetch.cluster.reports import Node
 from llm_prefetch.errors import NotReadyError, PrefetchError
+from llm_prefetch.signatures import OUTDATED, SigningKey, sign_published
 from llm_prefetch.spec import NodeSelector
 
 _NODE_SECONDS = 120.0
@@ -41,6 +42,8 @@ class CaptureReport:
     """Until the engine was up."""
     seconds: float = 0.0
     """All of it."""
+    signed_by: str = ""
+    """The public key of who has signed it."""
 
     @property
     def artifact(self) -> dict[str, str]:
@@ -63,6 +66,7 @@ def capture(
     stop: threading.Event,
     say: Callable[[str], None] = lambda _line: None,
     dry_run: bool = False,
+    key: SigningKey | None = None,
 ) -> CaptureReport:
     """Capture a compile cache and publish it at `uri`; the replica is gone when this returns, whatever happens.
 
@@ -75,6 +79,7 @@ def capture(
         stop: When set, it is given up.
         say: Told what is done.
         dry_run: Only choose a node.
+        key: Signs what the node has published. It stays here: no node sees it.
 
     Raises:
         NotReadyError: no node has the deployment ready.
@@ -109,9 +114,20 @@ def capture(
                 node, collect, launch.deployment, root, uri, stop=stop, seconds=_PUBLISH_SECONDS
             )
             let_go()
-    return CaptureReport(
-        launch.deployment, uri, node.address, captured, round(started, 3), round(time.monotonic() - began, 3)
-    )
+    signed_by = _sign(captured, uri, key, say)
+    took = round(time.monotonic() - began, 3)
+    return CaptureReport(launch.deployment, uri, node.address, captured, round(started, 3), took, signed_by)
+
+
+def _sign(captured: Captured, uri: str, key: SigningKey | None, say: Callable[[str], None]) -> str:
+    """Sign exactly what the node has answered, whatever lies there by now; the public key, empty without a key."""
+    if key is None:
+        if captured.outdated_signature:
+            say(OUTDATED)
+        return ""
+    say(f"signing {captured.published.version}")
+    sign_published(uri, captured.published.version, key)
+    return key.public
 
 
 @contextmanager

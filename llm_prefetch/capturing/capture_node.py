@@ -22,6 +22,7 @@ from llm_prefetch.errors import ClusterError, NotReadyError
 from llm_prefetch.leases import leased
 from llm_prefetch.live import check_deployment
 from llm_prefetch.publish import PublishReport, publish
+from llm_prefetch.signatures import is_outdated
 from llm_prefetch.store import NodeStore, open_store, read_json
 
 _MARK = ".capture"
@@ -53,6 +54,8 @@ class Captured:
     identity: dict[str, Any]
     overhead_seconds: float = 0.0
     """What it took on the node beyond the replica's start: to collect and to publish."""
+    outdated_signature: bool = False
+    """Whether a signature of an earlier capture lies there."""
 
 
 def look(deployment: str, root: Path | None) -> Candidate:
@@ -120,7 +123,8 @@ def collect(deployment: str, root: Path | None, uri: str) -> Captured:
     ledger.append(
         store, "capture", deployment=deployment, published=asdict(published), compile=report["compile"], seconds=seconds
     )  # fmt: skip
-    return Captured(published, dict(found.families), report["compile"], report["identity"], seconds)
+    outdated = is_outdated(uri, published.version)
+    return Captured(published, dict(found.families), report["compile"], report["identity"], seconds, outdated)
 
 
 def finish(deployment: str, root: Path | None) -> None:

@@ -11,6 +11,7 @@ from llm_prefetch.cli.display import print_json, print_table, say
 from llm_prefetch.cli.on_cluster import on_cluster
 from llm_prefetch.errors import UsageError
 from llm_prefetch.progress import size
+from llm_prefetch.signatures import load_signing_key
 from llm_prefetch.spec import NodeSelector
 
 _DESCRIPTION = """\
@@ -41,6 +42,12 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     _add_launch(parser)
     parser.add_argument("--to", metavar="URI", required=True, help="where the artifact goes")
     parser.add_argument("--dry-run", action="store_true", help="choose a node; start nothing")
+    parser.add_argument(
+        "--sign",
+        metavar="KEYFILE",
+        type=Path,
+        help="sign the artifact with this private key, which stays here",
+    )
     parser.set_defaults(run=_capture)
     prover = commands.add_parser(
         "prove",
@@ -90,6 +97,7 @@ def _selector(options: argparse.Namespace) -> NodeSelector:
 
 def _capture(options: argparse.Namespace) -> int:
     nodes = _selector(options)
+    key = load_signing_key(options.sign) if options.sign else None
     with on_cluster(options.address):
         from llm_prefetch.capturing.capture import capture
         from llm_prefetch.capturing.launch import read_launch
@@ -97,14 +105,14 @@ def _capture(options: argparse.Namespace) -> int:
         launch = read_launch(options.serve_yaml, options.app, options.model)
         report = capture(
             launch, options.to, nodes=nodes, root=options.root, seconds=options.deadline,
-            stop=options.stop, say=say, dry_run=options.dry_run,
+            stop=options.stop, say=say, dry_run=options.dry_run, key=key,
         )  # fmt: skip
     if options.json:
         print_json(report.facts())
     elif report.captured is None:
         print(f"would start a replica of {report.deployment} on {report.node} and publish to {report.uri}")
     else:
-        _print(report.captured.families, report.artifact, report.captured.published.bytes)
+        _print(report.captured.families, report.artifact, report.captured.published.bytes, report.signed_by)
     return 0
 
 
@@ -125,8 +133,11 @@ def _prove(options: argparse.Namespace) -> int:
     return 0 if all(one.proof.used for one in proven) else 1
 
 
-def _print(families: dict[str, tuple[int, int]], artifact: dict[str, str], total: int) -> None:
+def _print(
+    families: dict[str, tuple[int, int]], artifact: dict[str, str], total: int, signed_by: str
+) -> None:
     for name, (files, count) in families.items():
         say(f"  {name}: {files} files, {size(count)}")
-    say(f"published {size(total)}; add to the artifacts of the SPEC:")
+    signed = f", signed by {signed_by}" if signed_by else ""
+    say(f"published {size(total)}{signed}; add to the artifacts of the SPEC:")
     print(f"- {json.dumps(artifact)}")

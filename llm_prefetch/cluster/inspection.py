@@ -13,8 +13,8 @@ from llm_prefetch.holds import Hold, read_hold
 from llm_prefetch.live import Member, check_deployment
 from llm_prefetch.manifest import Manifest
 from llm_prefetch.record import Finding, Verdict, read_record
-from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Spec
+from llm_prefetch.stage_caches import LeftOut, find_trusted
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, open_store
 
@@ -89,7 +89,7 @@ def _left_out(store: NodeStore, deployment: str) -> frozenset[str]:
 
 
 def wanted_by(spec: Spec) -> tuple[Wanted, ...]:
-    """What `spec` asks for now. Only of what it does not pin, the origin is asked; a cache without a pin is not staged.
+    """What `spec` asks for now, without caches that nothing vouches for. Only of what it does not pin, the origin is asked.
 
     Raises:
         OriginError: an origin cannot be read.
@@ -97,13 +97,14 @@ def wanted_by(spec: Spec) -> tuple[Wanted, ...]:
     found = []
     stop = Stop(seconds=_ORIGIN_SECONDS)
     for artifact in spec.artifacts:
-        version, listing = artifact.version or "", ""
-        if artifact.kind == KIND and not version and not artifact.required:
-            continue
+        wanted, version, listing = artifact, artifact.version or "", ""
         if not version:
-            content = resolve(artifact, stop=stop).content
+            source = find_trusted(artifact, spec, stop=stop)
+            if isinstance(source, LeftOut):
+                continue
+            wanted, content = source.artifact, source.content
             version, listing = (content.version, "") if isinstance(content, Manifest) else ("", content.key)
-        found.append(Wanted(Member(artifact.name, artifact.kind, version, artifact.pinned), listing))
+        found.append(Wanted(Member(wanted.name, wanted.kind, version, wanted.pinned), listing))
     return tuple(found)
 
 

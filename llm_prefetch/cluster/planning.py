@@ -73,7 +73,7 @@ class Planned:
     keys: tuple[str, ...]
     """Version or listing of each artifact at its origin, in the order of the spec.
 
-    Without compile caches: whether one is staged depends on the node, and the spec itself pins it.
+    Without compile caches: whether one is staged depends on the node, and the spec pins it, or the key that signs it.
     """
     contents: dict[str, Content]
     """The same whole, by artifact name, if this node was the one to read them."""

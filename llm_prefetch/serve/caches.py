@@ -28,12 +28,12 @@ from llm_prefetch.caches.install import (
 from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.caches.quarantine import Mark, begin, end, find_mark, mark_broken, mark_those_that_died
 from llm_prefetch.errors import DiskError, PrefetchError, TrustError
+from llm_prefetch.live import UNVOUCHED, DeploymentCheck, Member
 from llm_prefetch.record import Finding, Verdict
 from llm_prefetch.redact import redact_text
 
 if TYPE_CHECKING:
     from llm_prefetch.caches.this_node import Node
-    from llm_prefetch.live import DeploymentCheck, Member
     from llm_prefetch.store import NodeStore
 
 _log = logging.getLogger("ray.serve.llm_prefetch")
@@ -186,7 +186,7 @@ def _try(
 def _staged(store: NodeStore, check: DeploymentCheck, member: Member) -> Finding:
     """Whether the cache is what was staged, trusted, and has broken no start."""
     if not member.pinned:
-        return Finding(Verdict.UNTRUSTED, "it is code, and no spec has pinned its version")
+        return Finding(Verdict.UNTRUSTED, UNVOUCHED)
     for one in check.checks:
         if one.name == member.name and not one.ready:
             return Finding(one.verdict, one.reason)

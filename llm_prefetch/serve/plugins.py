@@ -137,7 +137,7 @@ def _check_staged(plugin: Plugin, check: DeploymentCheck) -> None:
         raise TrustError(
             f"{plugin.where}: the artifact {plugin.artifact} is of kind {member.kind}; code is taken from kind plugin alone",
             where=check.bundle,
-            hint="give it `kind: plugin` and pin its `version:` in the spec, and stage it again",
+            hint="give it `kind: plugin` and pin its `version:` in the spec or sign it, and stage it again",
         )
     verdict, reason = next(
         ((one.verdict, one.reason) for one in check.checks if one.name == plugin.artifact),
@@ -147,7 +147,7 @@ def _check_staged(plugin: Plugin, check: DeploymentCheck) -> None:
         raise TrustError(
             f"{plugin.where}: {plugin.artifact} is {verdict}: {reason}",
             where=check.bundle,
-            hint="pin its `version:` in the spec and stage it again",
+            hint="pin its `version:` in the spec or sign it, and stage it again",
         )
     if verdict is not Verdict.HIT:
         raise _not_staged(plugin, f"{plugin.artifact} is {verdict} on this node: {reason}")
