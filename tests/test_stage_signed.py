@@ -21,7 +21,7 @@ from llm_prefetch.serve.caches import offer_cache
 from llm_prefetch.signatures import sign_published
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
-from tests.caches.made import ANY, CACHE, make_spec, publish_cache
+from tests.caches.made import ANY, CACHE, CpuNode, make_spec, publish_cache
 from tests.samples import make_folder, make_manifest, make_published, put_manifest, raises
 from tests.signing import make_key, signature_at
 
@@ -66,7 +66,9 @@ def _offered(store, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     engine = SimpleNamespace(hf_model_id=str(store.engine_path("llama", "weights")))
     config = SimpleNamespace(get_engine_config=lambda: engine, engine_kwargs={})
-    found = offer_cache("one", config, (store, check_deployment(store, "llama")), environment={})
+    found = offer_cache(
+        "one", config, (store, check_deployment(store, "llama")), environment={}, node=CpuNode()
+    )
     if found.version:
         end(store, found.start, found.held)
     return found

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from llm_prefetch.caches.proof import proof
 from llm_prefetch.cli.bars import progress_bar
 from llm_prefetch.cli.display import print_json, print_table, say, short
 from llm_prefetch.errors import SpecError, UsageError, disk_error
@@ -35,6 +36,11 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     verifier.add_argument("--full", action="store_true", help="read and hash every byte")
     verifier.add_argument(
         "--repair", action="store_true", help="with --full: fetch what is wrong again, by chunk"
+    )
+    verifier.add_argument(
+        "--proven",
+        action="store_true",
+        help="and an engine is known to find the deployment's compile cache here",
     )
     verifier.set_defaults(run=_verify)
     lister = commands.add_parser(
@@ -71,6 +77,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.repair and not options.full:
         raise UsageError("--repair goes with --full", hint="only a full check knows what is wrong")
     store = open_store(options.root)
+    unproven = _unproven(store, options.what) if options.proven else ""
     try:
         with progress_bar(quiet=options.json or not options.full) as progress:
             checks = _checks(store, options.what, full=options.full, progress=progress)
@@ -78,15 +85,32 @@ def _verify(options: argparse.Namespace) -> int:
                 checks = [_repaired(store, check, progress) for check in checks]
     except OSError as error:
         raise disk_error(error, str(store.root)) from error
-    ready = bool(checks) and all(check.ready for check in checks)
+    ready = bool(checks) and all(check.ready for check in checks) and not unproven
     if options.json:
-        print_json({"ready": ready, "checks": checks})
+        print_json({"ready": ready, "checks": checks} | ({"unproven": unproven} if options.proven else {}))
     else:
         rows = ((c.name, short(c.version), c.verdict, str(c.files), size(c.bytes), c.reason) for c in checks)
         print_table(("artifact", "version", "verdict", "files", "size", "reason"), rows)
     if not checks:
         say(f"nothing is staged in {store.root}")
+    if unproven and not options.json:
+        say(unproven)
     return 0 if ready else 1
+
+
+def _unproven(store: NodeStore, what: str | None) -> str:
+    """Why no engine is known to find the compile cache of what is live; empty where one is."""
+    deployment = what or ""
+    if what and Path(what).is_file() and not (is_safe_name(what) and current_bundle(store, what)):
+        deployment = load_spec(what).deployment
+    if not is_safe_name(deployment) or current_bundle(store, deployment) is None:
+        raise UsageError("--proven goes with a deployment that is live here", hint="see `llm-prefetch ls`")
+    found = proof(store, deployment)
+    if found is None:
+        return f"{deployment}: no engine was tried with what is live here: see `llm-prefetch prove`"
+    if not found.used:
+        return f"{deployment}: {'; '.join([f'{found.outcome} on {found.node}', found.reason, *found.differences])}"
+    return ""
 
 
 def _repaired(store: NodeStore, check: Check, progress: Progress) -> Check:

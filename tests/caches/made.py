@@ -79,6 +79,16 @@ class GpuNode:
         return frozenset({"VLLM_USE_DEEP_GEMM", "VLLM_NIXL_SIDE_CHANNEL_PORT", "CUDA_HOME"})
 
 
+class CpuNode(GpuNode):
+    """A node without any."""
+
+    def platform(self) -> str | None:
+        return "cpu"
+
+    def gpus(self) -> tuple[str, ...]:
+        return ()
+
+
 def make_identity(node: GpuNode | None = None, **given: Any) -> Identity:
     """Of a launch on a node with GPUs."""
     facts = {"engine_path": "/models/llama", "engine_kwargs": KWARGS, "environment": {}} | given

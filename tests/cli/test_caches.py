@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from llm_prefetch.caches.evidence import Outcome
+from llm_prefetch.caches.proof import Proof, record_proof
 from llm_prefetch.caches.quarantine import Mark, mark_broken, marks
+from llm_prefetch.live import current_bundle
+from llm_prefetch.stage import stage
+from tests.samples import make_published, make_spec
 
 VERSION = "b3-" + "1" * 64
 
@@ -41,3 +46,45 @@ def test_a_name_that_is_not_quarantined_is_a_slip(run, quarantined):
     assert outcome.code == 2
     assert "no compile cache 'other' is quarantined" in outcome.err
     assert len(marks(quarantined)) == 1
+
+
+@pytest.fixture
+def proven(store, tmp_path):
+    """Write down what an engine had of the cache of `llama`, as `prove` does."""
+    make_published(tmp_path / "origin")
+    stage(make_spec(f"file://{tmp_path / 'origin'}"), store)
+    bundle = current_bundle(store, "llama") or ""
+
+    def proven(outcome, **facts):
+        used = outcome is not Outcome.MISS
+        record_proof(store, Proof("llama", bundle, outcome, "as it was", used, "10.0.0.1", **facts))
+
+    return proven
+
+
+def test_a_node_where_no_engine_was_tried_is_not_proven(run, store, proven):
+    assert run("verify", "llama", "--root", store.root).code == 0
+    outcome = run("verify", "llama", "--proven", "--root", store.root)
+    assert outcome.code == 1
+    assert "no engine was tried with what is live here" in outcome.err
+
+
+def test_a_node_where_the_cache_is_found_is_proven(run, store, proven):
+    proven(Outcome.PARTIAL)
+    assert run("verify", "llama", "--proven", "--root", store.root).code == 0
+
+
+def test_a_node_where_the_cache_was_missed_is_not_proven_and_says_why(run, store, proven):
+    proven(Outcome.HIT)
+    proven(Outcome.MISS, differences=("max_num_seqs: 4 -> 8",))
+    outcome = run("verify", "llama", "--proven", "--json", "--root", store.root)
+    assert (outcome.code, outcome.json["ready"]) == (1, False)
+    assert "miss on 10.0.0.1; as it was; max_num_seqs: 4 -> 8" in outcome.json["unproven"]
+    assert all(check["verdict"] == "HIT" for check in outcome.json["checks"])
+
+
+def test_only_a_live_deployment_can_be_proven(run, store, proven):
+    for what in ([], ["weights"], ["nobody"]):
+        outcome = run("verify", *what, "--proven", "--root", store.root)
+        assert outcome.code == 2
+        assert "--proven goes with a deployment" in outcome.err

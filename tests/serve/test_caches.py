@@ -24,6 +24,7 @@ from tests.caches.made import (
     CACHE,
     GRAPH,
     KWARGS,
+    CpuNode,
     GpuNode,
     make_identity,
     make_spec,
@@ -102,21 +103,13 @@ def test_headers_are_off_where_they_were_off_for_the_capture(make, store, tmp_pa
         "start1",
         _Config("/x"),
         _generation(store, tmp_path, captured),
-        node=_CpuNode(),
+        node=CpuNode(),
         environment=(env := {}),
     )
     assert found is not None
     assert found.verdict is Verdict.HIT, found.reason
     assert env[HEADERS_VARIABLE] == "0"
     found.end(store, None)
-
-
-class _CpuNode(GpuNode):
-    def platform(self):
-        return "cpu"
-
-    def gpus(self):
-        return ()
 
 
 class _Config:
