@@ -20,6 +20,7 @@ from pathlib import Path
 
 from llm_prefetch import settings
 from llm_prefetch.errors import DiskError, LockTimeoutError, disk_error
+from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, acquire, read_json, release
 
 _TRIES = 20
@@ -132,6 +133,18 @@ def staging_in_progress(store: NodeStore, deployment: str) -> bool:
     except DiskError:  # a store that this user may only read: a lock can be had by reading too
         return _is_held(path, sweep=False)
     return False
+
+
+def wait_for_stagings(store: NodeStore, deployment: str, *, seconds: float, stop: Stop | None = None) -> None:
+    """Wait until nobody on this node stages `deployment`, for at most `seconds` seconds.
+
+    Raises:
+        LockTimeoutError: somebody still does.
+        DiskError: the store cannot be written.
+        OriginUnavailableError: `stop` was set.
+    """
+    waiting = f"a staging of {deployment}"
+    release(acquire(_sign(store, deployment), shared=False, seconds=seconds, waiting_for=waiting, stop=stop))
 
 
 def _read(path: Path) -> Lease:

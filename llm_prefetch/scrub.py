@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from llm_prefetch import ledger
 from llm_prefetch.commit import set_aside
 from llm_prefetch.errors import PrefetchError, disk_error
-from llm_prefetch.leases import leased
+from llm_prefetch.leases import leased, wait_for_stagings
 from llm_prefetch.live import Bundle, Member, check_deployment, current_bundle, make_bundle, read_bundle
-from llm_prefetch.record import Verdict, read_record
+from llm_prefetch.record import CommitRecord, Verdict, read_record
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Artifact
 from llm_prefetch.stage import repair
@@ -40,7 +41,7 @@ class ScrubReport:
     damage: tuple[str, ...] = ()
     """What was found wrong, one line for each version."""
     did: tuple[str, ...] = ()
-    """What was done about it: `repaired`, `quarantined`, or why not."""
+    """What was done about it: `repaired`, `quarantined`, `staged meanwhile` by somebody else, or why not."""
     read_bytes: int = 0
     fetched_bytes: int = 0
     seconds: float = 0.0
@@ -156,43 +157,51 @@ class _Scrub:
                 return bundle
             for member in todo:
                 seen.add(member)
-                self._one(member)
+                self._one(deployment, member)
 
-    def _one(self, member: Member) -> None:
+    def _one(self, deployment: str, member: Member) -> None:
         check = self._check(member)
         if check.ready:
             return
         self.damage.append(f"{check.name} {check.version[:15]} is {check.verdict}: {check.reason}")
-        if check.verdict is Verdict.MISSING or self.on_damage == "report":
-            return
         try:
-            if self.on_damage == "repair":
-                self._ask_origin(member)
-                report = repair(self.store, member.name, member.version)
-                self.fetched_bytes += report.fetched_bytes
+            record = self._after_others(deployment, member)
+            if quick_check(self.store, member.name, member.version).ready:
+                self.did.append("staged meanwhile")
+            elif record is not None and self.on_damage == "repair":
+                self._ask_origin(record)
+                self.fetched_bytes += repair(self.store, record).fetched_bytes
                 self.did.append("repaired")
-            else:
+            elif record is not None and self.on_damage == "quarantine":
                 self.did.append(self._quarantine(member))
         except PrefetchError as error:
             self.stop.raise_if_set()
             self.error = self.error or error
+
+    def _after_others(self, deployment: str, member: Member) -> CommitRecord | None:
+        """The record once nobody stages the version: a staging that mends it begins by taking its record away."""
+        wait_for_stagings(self.store, deployment, seconds=_WAIT_SECONDS, stop=self.stop)
+        with self._alone(member):
+            return read_record(self.store, member.name, member.version)
+
+    def _alone(self, member: Member) -> AbstractContextManager[None]:
+        """With no other staging or repair of the version."""
+        waiting = f"a staging of {member.name} {member.version[:15]}"
+        lock = self.store.lock(f"stage-{member.version}")
+        return locked(lock, seconds=_WAIT_SECONDS, waiting_for=waiting, stop=self.stop)
 
     def _check(self, member: Member) -> Check:
         if self.full:
             return full_check(self.store, member.name, member.version, self.reading, stop=self.stop)
         return quick_check(self.store, member.name, member.version)
 
-    def _ask_origin(self, member: Member) -> None:
+    def _ask_origin(self, record: CommitRecord) -> None:
         """A repair begins by taking the version out of use: while its origin is away, it must not begin."""
-        record = read_record(self.store, member.name, member.version)
-        if record is not None:
-            resolve(Artifact(name=member.name, uri=record.uri), stop=self.stop)
+        resolve(Artifact(name=record.name, uri=record.uri), stop=self.stop)
 
     def _quarantine(self, member: Member) -> str:
         """Take it out of use, unless it was mended meanwhile or somebody runs on it."""
-        waiting = f"a staging of {member.name} {member.version[:15]}"
-        lock = self.store.lock(f"stage-{member.version}")
-        with locked(lock, seconds=_WAIT_SECONDS, waiting_for=waiting, stop=self.stop):
+        with self._alone(member):
             if full_check(self.store, member.name, member.version, self.reading, stop=self.stop).ready:
                 return "right at the second look"
             if self._is_leased(member):

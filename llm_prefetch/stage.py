@@ -16,14 +16,14 @@ from typing import Any
 from llm_prefetch import ledger
 from llm_prefetch.caches import KIND
 from llm_prefetch.commit import seal
-from llm_prefetch.errors import PrefetchError, SpecError, disk_error
+from llm_prefetch.errors import PrefetchError, disk_error
 from llm_prefetch.leases import in_use, staging
 from llm_prefetch.ledger import Trace
 from llm_prefetch.links import check_link, place_link
 from llm_prefetch.live import Member, is_live, make_bundle, switch
 from llm_prefetch.manifest import Manifest, parse_manifest
 from llm_prefetch.progress import NoProgress, Progress
-from llm_prefetch.record import Verdict, read_record
+from llm_prefetch.record import CommitRecord, Verdict, read_record
 from llm_prefetch.resolve import Source, resolve
 from llm_prefetch.signatures import SignedSource
 from llm_prefetch.spec import Artifact, Spec
@@ -192,25 +192,19 @@ def _member(source: Source, report: ArtifactReport) -> Member:
 
 def repair(
     store: NodeStore,
-    name: str,
-    version: str,
+    record: CommitRecord,
     *,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> ArtifactReport:
-    """Make a damaged version what its manifest says again, by fetching its wrong chunks alone.
+    """Make the damaged version of `record` what its manifest says again, by fetching its wrong chunks alone.
 
     Replicas that run on it keep the files they have open: the mended ones are new files.
 
     Raises:
-        SpecError: nothing tells where it came from.
         PrefetchError: as `stage`.
     """
-    record = read_record(store, name, version)
-    if record is None:
-        raise SpecError(
-            f"no record of {name} {version[:15]}", where=str(store.root), hint="stage it by its spec"
-        )
+    name, version = record.name, record.version
     artifact, trace = Artifact(name=name, uri=record.uri, version=version), Trace()
     with _recorded(store, "repair", "repaired", trace, {"artifact": name, "version": version}):
         with trace.step("resolve", artifact=name):

@@ -82,22 +82,26 @@ def full_check(
         return _damaged(store, record, f"its manifest cannot be read: {error}")
     if manifest.version != version:
         return _damaged(store, record, f"its manifest is that of {manifest.version}")
-    finding = _compare_tree(base, manifest)
-    if finding.verdict is Verdict.HIT:
-        progress.start(f"verify {name}", manifest.total_bytes)
-        before = _as_it_lies(store, record, manifest)
-        finding = _compare_bytes(base, manifest, progress, stop)
+    try:
+        finding = _compare_tree(base, manifest)
         if finding.verdict is Verdict.HIT:
-            finding = _renew(store, record, manifest, before)
-        else:
-            return _damaged(store, record, finding.reason)
+            progress.start(f"verify {name}", manifest.total_bytes)
+            before = _as_it_lies(store, record, manifest)
+            finding = _compare_bytes(base, manifest, progress, stop)
+            if finding.verdict is Verdict.HIT:
+                finding = _renew(store, record, manifest, before)
+            else:
+                return _damaged(store, record, finding.reason)
+    except FileNotFoundError as error:  # set aside by a staging, which makes it anew
+        finding = Finding(Verdict.PARTIAL, f"{error.filename!r} went away while it was read")
     return _check(name, version, finding, record)
 
 
 def _damaged(store: NodeStore, record: CommitRecord, reason: str) -> Check:
-    """Remember it, so that the quick check says so too and staging mends it."""
+    """Remember it, so that the quick check says so too and staging mends it; not of one that was made anew meanwhile."""
     with contextlib.suppress(OSError):  # a store that may only be read can be checked too
-        write_record(store, replace(record, damage=reason))
+        if read_record(store, record.name, record.version) == record:
+            write_record(store, replace(record, damage=reason))
     return _check(record.name, record.version, Finding(Verdict.CORRUPT, reason), record)
 
 

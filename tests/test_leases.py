@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_prefetch.errors import DiskError
-from llm_prefetch.leases import Lease, hold, leased, staging, staging_in_progress
+from llm_prefetch.errors import DiskError, LockTimeoutError
+from llm_prefetch.leases import Lease, hold, leased, staging, staging_in_progress, wait_for_stagings
 from llm_prefetch.store import open_store, release
 from tests.samples import as_nobody
 
@@ -186,3 +186,12 @@ def test_a_staging_that_cannot_give_its_sign_goes_on(store):
     (store.root / "locks").rmdir()
     with staging(store, "llama"):
         assert not staging_in_progress(store, "llama")
+
+
+def test_a_wait_for_stagings_ends_with_the_last_of_them(store):
+    wait_for_stagings(store, "llama", seconds=0)
+    with staging(store, "llama"):
+        wait_for_stagings(store, "other", seconds=0)
+        with pytest.raises(LockTimeoutError, match="a staging of llama did not end"):
+            wait_for_stagings(store, "llama", seconds=0)
+    wait_for_stagings(store, "llama", seconds=0)

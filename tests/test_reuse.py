@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_prefetch.errors import SpecError
 from llm_prefetch.plan import make_plan
-from llm_prefetch.record import Verdict
+from llm_prefetch.record import CommitRecord, Verdict, read_record
 from llm_prefetch.stage import repair, stage
 from llm_prefetch.store import NodeStore, open_store
 from llm_prefetch.verify import full_check, quick_check
@@ -23,7 +22,6 @@ from tests.samples import (
     make_published,
     make_source,
     make_spec,
-    raises,
     stage_source,
 )
 
@@ -131,6 +129,12 @@ def published(store, tmp_path: Path) -> tuple[str, str]:
     return uri, stage(make_spec(uri), store).artifacts[0].version
 
 
+def _record(store: NodeStore, version: str) -> CommitRecord:
+    record = read_record(store, "weights", version)
+    assert record is not None
+    return record
+
+
 def test_a_repair_fetches_the_wrong_chunk_alone_and_leaves_open_files_as_they_are(store, published):
     _, version = published
     path = store.artifact("weights", version) / WEIGHTS
@@ -139,7 +143,7 @@ def test_a_repair_fetches_the_wrong_chunk_alone_and_leaves_open_files_as_they_ar
     path.write_bytes(damaged)
     with path.open("rb") as running:
         assert full_check(store, "weights", version).verdict is Verdict.CORRUPT
-        report = repair(store, "weights", version)
+        report = repair(store, _record(store, version))
         assert running.read() == damaged
     assert (report.fetched_bytes, report.reused_bytes) == (8, TOTAL - 8)
     assert_whole(store, version, FILES)
@@ -150,10 +154,5 @@ def test_a_repair_works_without_the_origins_manifest(store, published, tmp_path)
     _, version = published
     (tmp_path / "origin/.llm-prefetch/manifest.json").unlink()
     (store.artifact("weights", version) / "config.json").unlink()
-    assert repair(store, "weights", version).fetched_bytes == len(FILES["config.json"])
+    assert repair(store, _record(store, version)).fetched_bytes == len(FILES["config.json"])
     assert_whole(store, version, FILES)
-
-
-def test_what_was_never_committed_cannot_be_repaired(store):
-    with raises(SpecError, 2, "no record"):
-        repair(store, "weights", "b3-" + "0" * 64)

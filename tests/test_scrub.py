@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from llm_prefetch import ledger
+from llm_prefetch.commit import set_aside
 from llm_prefetch.errors import DiskPermissionError, OriginNotFoundError, OriginUnavailableError
-from llm_prefetch.leases import hold
+from llm_prefetch.leases import hold, staging
 from llm_prefetch.live import (
     Bundle,
     check_deployment,
@@ -225,6 +226,46 @@ def test_two_scrubs_and_a_staging_at_once_end_with_everything_right(store, file,
     assert [report.verdict for report in reports] == [Verdict.HIT] * 2
     assert check_deployment(store, "llama", full=True).ready
     assert sum(report.fetched_bytes for report in reports) <= CHUNK
+
+
+@pytest.mark.parametrize("on_damage", ["repair", "quarantine", "report"])
+def test_what_a_staging_is_mending_is_looked_at_when_it_is_done(store, file, origin, on_damage):
+    waits = threading.Event()
+
+    class Watched(threading.Event):
+        def is_set(self) -> bool:
+            waits.set()
+            return super().is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with staging(store, "llama"):
+            member = _bundle(store).members[0]
+            set_aside(store, member.name, member.version)  # as a staging of a damaged version begins
+            scrubbed = pool.submit(scrub, store, "llama", on_damage=on_damage, stop=Watched())
+            assert waits.wait(60), "the scrub found nothing wrong"
+            stage(make_spec(f"file://{origin}"), store)
+        report = scrubbed.result()
+    assert (report.verdict, report.did, report.fetched_bytes) == (Verdict.HIT, ("staged meanwhile",), 0)
+    assert "MISSING" in report.damage[0]
+
+
+def test_a_version_that_is_set_aside_while_it_is_read_is_not_marked(store, file, origin):
+    flip_byte(file)
+    [member] = _bundle(store).members
+
+    class TakenAway(Throttle):
+        staged = False
+
+        def delay(self, count: int) -> float:
+            if not self.staged:
+                self.staged = True
+                set_aside(store, member.name, member.version)
+                stage(make_spec(f"file://{origin}"), store)
+            return 0.0
+
+    report = scrub(store, "llama", throttle=TakenAway())
+    assert (report.verdict, report.error) == (Verdict.HIT, None)
+    assert check_deployment(store, "llama", full=True).ready
 
 
 class _Slow(Throttle):

@@ -14,7 +14,7 @@ from llm_prefetch.errors import SpecError, UsageError, disk_error
 from llm_prefetch.live import check_deployment, current_bundle, deployments, history, read_bundle, rollback
 from llm_prefetch.paths import is_safe_name
 from llm_prefetch.progress import Progress, size
-from llm_prefetch.record import Verdict, check_record, records
+from llm_prefetch.record import Verdict, check_record, read_record, records
 from llm_prefetch.spec import Spec, load_spec
 from llm_prefetch.stage import repair
 from llm_prefetch.store import NodeStore, open_store
@@ -115,9 +115,10 @@ def _unproven(store: NodeStore, what: str | None) -> str:
 
 def _repaired(store: NodeStore, check: Check, progress: Progress) -> Check:
     """The check after a repair, where one was needed and there is a version to repair."""
-    if check.ready or not check.version or check.verdict is Verdict.MISSING:
+    record = None if check.ready or not check.version else read_record(store, check.name, check.version)
+    if record is None:
         return check
-    report = repair(store, check.name, check.version, progress=progress)
+    report = repair(store, record, progress=progress)
     progress.say(
         f"{check.name}: repaired, {size(report.fetched_bytes)} fetched, {size(report.reused_bytes)} kept"
     )
