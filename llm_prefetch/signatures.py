@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from llm_prefetch import manifest as manifests
-from llm_prefetch.errors import MissingExtraError, OriginChangedError, TrustError, UsageError
+from llm_prefetch.errors import MissingExtraError, OriginChangedError, OriginError, TrustError, UsageError
 from llm_prefetch.manifest import Manifest, canonical_json
 from llm_prefetch.origins import Origin, open_origin
 from llm_prefetch.origins.asking import ask
@@ -137,17 +137,17 @@ def sign_published(uri: str, version: str, key: SigningKey) -> None:
 
 
 def is_outdated(uri: str, version: str) -> bool:
-    """Whether a signature lies at `uri` that is not of `version`, and so counts no more.
+    """Whether a signature is known to lie at `uri` that is not of `version`, and so counts no more.
 
-    Raises:
-        OriginError: the origin cannot be read.
+    Asked after all is published: an origin that falters then has not undone it, and who stages asks again.
     """
     stop = Stop()
-    origin = ask(lambda: open_origin(uri), stop)
     try:
-        found = _read_signature(origin, stop)
+        found = _read_signature(ask(lambda: open_origin(uri), stop), stop)
     except TrustError:
         return True
+    except OriginError:
+        return False
     return found is not None and found.version != version
 
 

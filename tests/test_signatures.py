@@ -25,11 +25,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from llm_prefetch import manifest as manifests
+from llm_prefetch import signatures
 from llm_prefetch.errors import (
     DigestError,
     MissingExtraError,
     OriginChangedError,
     OriginNotFoundError,
+    OriginUnavailableError,
     TrustError,
     UsageError,
 )
@@ -191,6 +193,18 @@ def test_publishing_the_same_again_keeps_the_signature_and_another_version_has_n
     require_signature(resolve(make_artifact(uri, kind="plugin")), [OTHER.public])
     signature_at(tmp_path / "origin").write_text("what is this")
     assert is_outdated(uri, changed.version)
+
+
+def test_an_origin_that_falters_after_a_publish_has_not_undone_it(tmp_path, monkeypatch):
+    uri, one = make_published(tmp_path / "origin"), "b3-" + "1" * 64
+    sign_published(uri, MANIFEST.version, KEY)
+    assert is_outdated(uri, one)
+
+    def falter(*_) -> None:
+        raise OriginUnavailableError("503", where=uri, hint="later")
+
+    monkeypatch.setattr(signatures, "ask", falter)
+    assert not is_outdated(uri, one)
 
 
 def test_a_key_as_openssl_writes_it(tmp_path):

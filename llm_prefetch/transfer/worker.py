@@ -183,10 +183,11 @@ class Worker(threading.Thread):
         item = job.files.items[chunk.file]
         where = job.plan.source.origin.uri
         hasher = blake3()
-        done = 0
-        body = self._ask(lambda: reader.open_range(item, chunk.start, chunk.length))
+        done, body = 0, None
         while done < chunk.length:
             job.pause(job.throttle.delay(min(PIECE_BYTES, chunk.length - done)))
+            # Not before the wait: what the origin sends meanwhile has passed, whoever reads it when.
+            body = body or self._ask(lambda: reader.open_range(item, chunk.start, chunk.length))
             room = buffer[: chunk.length - done]
             count = self._ask(lambda room=room: body.readinto(room))  # type: ignore[misc]
             if not count:

@@ -25,6 +25,7 @@ from llm_prefetch.store import NodeStore, open_store
 from tests.real.adapter import write_adapter
 from tests.real.checkpoint import write_checkpoint
 from tests.real.s3 import S3Server, s3_server
+from tests.real.warm import share_model_infos
 from tests.samples import flip_byte
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -165,6 +166,7 @@ def bucket(folder: Path, store: NodeStore) -> Iterator[S3Server]:
 @pytest.fixture(scope="module")
 def answers(folder: Path, store: NodeStore, bucket: S3Server) -> dict[str, dict[str, Any]]:
     cases = _cases(folder)
+    share_model_infos(folder)
     done = subprocess.run(
         [sys.executable, "-m", "tests.real.engine_config", json.dumps(list(cases.values()))],
         env={

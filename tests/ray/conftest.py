@@ -15,6 +15,7 @@ import pytest
 
 from tests.real.hosts import Host
 from tests.real.processes import wait_until
+from tests.real.s3 import Request
 from tests.real.world import World
 
 
@@ -52,7 +53,11 @@ class Staging:
 
     def bytes_read(self) -> int:
         """Bytes of this test's objects that were read since the last `forget`; manifests do not count."""
-        return sum(r.sent for r in self.world.s3.requests("read") if self._counts(r.bucket, r.key))
+        return sum(request.sent for request in self.reads())
+
+    def reads(self) -> list[Request]:
+        """The requests that they were read by."""
+        return [r for r in self.world.s3.requests("read") if self._counts(r.bucket, r.key)]
 
     def _counts(self, bucket: str, key: str) -> bool:
         return bucket == self.bucket and "/.llm-prefetch/" not in key

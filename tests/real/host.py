@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from tests.real import processes
 from tests.real.ports import delete_links, ip, shape
 from tests.real.processes import Process, wait_until
+from tests.real.warm import share_model_infos
 
 if TYPE_CHECKING:
     from tests.real.hosts import Cluster
@@ -89,6 +90,7 @@ class Host:
         self._init: Process | None = None
         for folder in ("disk", "ray", "home"):
             (self.folder / folder).mkdir(parents=True)
+        share_model_infos(self.folder / "home")
         (self.folder / "machine-id").write_text(f"{os.getpid():016x}{index:016x}\n")
 
     @property

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tests.real import processes
 from tests.real.ports import free_port
 from tests.real.processes import MARK, Process, Scratch, wait_until
+from tests.real.warm import give_database, keep_database
 
 if TYPE_CHECKING:
     from tests.real.hosts import Host
@@ -35,6 +36,8 @@ def prefect_server(host: str = "127.0.0.1", deadline: float = 90.0) -> Iterator[
     """
     with processes.scratch("prefect") as area:
         server = PrefectServer(f"http://{host}:{free_port(host)}/api", area)
+        database = server.area.path / "home" / "prefect.db"
+        migrated = give_database(database)
         port = server.api_url.rpartition(":")[2].partition("/")[0]
         argv = [
             sys.executable,
@@ -56,6 +59,8 @@ def prefect_server(host: str = "127.0.0.1", deadline: float = 90.0) -> Iterator[
             deadline=deadline,
             cwd=_REPOSITORY,
         ):
+            if not migrated:
+                keep_database(database)
             yield server
 
 

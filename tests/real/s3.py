@@ -66,6 +66,8 @@ class Request:
     status: int
     sent: int
     """Bytes of the body that went out."""
+    at: float
+    """When the last of them did, in seconds of a clock that only goes on."""
 
     @property
     def bucket(self) -> str:
@@ -260,7 +262,8 @@ class _Counting:
             path, _, query = str(environ.get("RAW_URI") or environ["PATH_INFO"]).partition("?")
             code = int(status[-1].split()[0]) if status else 0
             method = environ["REQUEST_METHOD"]
-            self.served.append(Request(method, path, query, environ.get("HTTP_RANGE"), code, sent))
+            at = time.monotonic()
+            self.served.append(Request(method, path, query, environ.get("HTTP_RANGE"), code, sent, at))
 
 
 def _slow_down(_environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:

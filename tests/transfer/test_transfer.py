@@ -256,3 +256,24 @@ def test_a_read_only_file_of_a_commit_that_was_cut_short_is_made_writable(store)
 def test_throttled_bytes_arrive_all_the_same(store):
     path, _ = run_transfer(store, make_source(), throttle=Throttle(10_000.0))
     assert tree(path) == FILES
+
+
+def test_no_range_is_asked_for_before_its_first_bytes_may_pass(store):
+    """What an origin has sent into the buffers of the line has used the line, whenever it is read."""
+    origin = FakeOrigin()
+
+    class Counted(Throttle):
+        passed = 0
+
+        def delay(self, count: int) -> float:
+            with origin._lock:
+                self.passed += 1
+            return 0.0
+
+    throttle = Counted()
+    origin.fault = lambda read: (
+        None if throttle.passed >= len(origin.reads) else unavailable("asked for too early")
+    )
+    path, _ = run_transfer(store, make_source(origin), throttle=throttle)
+    assert tree(path) == FILES
+    assert {read.attempt for read in origin.reads} == {1}
