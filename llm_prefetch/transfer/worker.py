@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from blake3 import blake3
@@ -187,9 +188,8 @@ class Worker(threading.Thread):
         while done < chunk.length:
             job.pause(job.throttle.delay(min(PIECE_BYTES, chunk.length - done)))
             # Not before the wait: what the origin sends meanwhile has passed, whoever reads it when.
-            body = body or self._ask(lambda: reader.open_range(item, chunk.start, chunk.length))
-            room = buffer[: chunk.length - done]
-            count = self._ask(lambda room=room: body.readinto(room))  # type: ignore[misc]
+            body = body or self._ask(partial(reader.open_range, item, chunk.start, chunk.length))
+            count = self._ask(partial(body.readinto, buffer[: chunk.length - done]))
             if not count:
                 raise OriginUnavailableError(f"{item.path!r} ended early", where=where, hint="stage again")
             hasher.update(buffer[:count])
