@@ -95,6 +95,7 @@ def _stage_rows(base: Path, runs: int, say: Callable[[str], object]) -> list[Row
     return [
         row(f"flow stage, nothing to do on {_HOSTS} nodes, beyond an empty flow", beyond, "s", "<= 3 s"),
         row("  the run itself", found["stage"], "s"),
+        row("  a run on one of these nodes", found["alone"], "s", note="which has the processors for itself"),
         row("  an empty flow", found["empty"], "s"),
         row("  of that: to connect to Ray", found["connect"], "s"),
         row(
@@ -185,9 +186,13 @@ def stage(spec: dict[str, Any], runs: int) -> dict[str, list[float]]:
 
     empty = flow(name="empty", persist_result=False)(lambda: None)
     parsed = Spec.model_validate(spec)
+    with connected():
+        *_, one = select_nodes(parsed.nodes)
+    alone = Spec.model_validate({**spec, "nodes": {"ids": [one.id]}})
     calls: dict[str, Callable[[], Any]] = {
         "empty": lambda: empty(return_state=True),
         "stage": lambda: flows.stage.stage(spec=parsed, return_state=True),
+        "alone": lambda: flows.stage.stage(spec=alone, return_state=True),
     }
     found: dict[str, list[float]] = {name: [] for name in (*calls, "connect", "plan", "actors")}
     flows.stage.stage(spec=parsed)
