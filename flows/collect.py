@@ -34,8 +34,8 @@ def collect(
         deployment: Only starts and stagings of this deployment; empty means all.
         hours: How many hours to look back.
         nodes: Which Ray nodes to ask; empty means every node.
-        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: there is no cluster, or no node in it matches.

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from llm_prefetch.capturing.launch import Launch, read_launch
 
-ServeYaml = Annotated[str, Field(min_length=1, examples=["deployments/serve/llama-3-8b.yaml"])]
+ServeYaml = Annotated[str, Field(min_length=1, examples=["deployments/serve/tiny-llama-compiled.yaml"])]
 Seconds = Annotated[float, Field(gt=0)]
 
 

@@ -1,7 +1,9 @@
 """What the forms of several flows share.
 
-Prefect takes the text of a field from the docstring of its flow and the place from the order of its parameters. No
-unions: the form and its errors stumble over them.
+Prefect takes the text of a field from the docstring of its flow and the place from the order of its parameters. It
+shows that text as Markdown, and takes `<...>` in it for HTML. The form and its errors stumble over unions. The only ones
+are "a value or nothing", which is shown as a field that may stay empty, and the entries of a plugin artifact's lists, a
+text or `{name: text}`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from llm_prefetch.cluster import (
     ClusterReport,
     Node,
     connected,
-    notices,
     reconcile_cluster,
+    reconciled,
     select_nodes,
 )
 from llm_prefetch.spec import Spec
@@ -42,22 +42,24 @@ def reconcile(spec: Spec, *, dry_run: bool = False, address: str = "", root: str
     Args:
         spec: The deployment, its artifacts, the nodes that need them and the policy.
         dry_run: Only show which nodes lack what, and stage nothing.
-        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: fewer nodes are ready than `spec.policy.min_ready` asks for, or nothing tells what is wanted.
     """
+    staged: list[ClusterReport] = []
 
     def stage(spec: Spec, nodes: Sequence[Node]) -> ClusterReport:
-        report = stage_on(list(nodes), spec, root)
-        announce(notices(spec.deployment, report, None if report.ready else report.first_error))
-        return report
+        staged.append(stage_on(list(nodes), spec, root))
+        return staged[-1]
 
     with connected(address or None):
         nodes = select_nodes(spec.nodes)
         outcome = reconcile_cluster(spec, nodes, stage, root=as_path(root), dry_run=dry_run)
     show_outcome("reconcile", spec.deployment, outcome)
+    for report in staged:
+        announce(reconciled(spec.deployment, report, outcome))
     if not dry_run:
         outcome.require_ready()
     return {"deployment": spec.deployment, "ready": outcome.ready_nodes, "nodes": outcome.rows()}

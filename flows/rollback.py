@@ -41,8 +41,8 @@ def rollback(
         why: The reason, for whoever wants to stage again what was left.
         nodes: Which Ray nodes; empty means every node that holds the deployment.
         dry_run: Only show where each node would go back to.
-        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: a node cannot go back, or they differ, and nothing was changed; or a node failed on its way.

@@ -37,8 +37,8 @@ def scale_up(spec: Spec, target: ServeTarget, address: str = "", root: str = "")
     Args:
         spec: What is staged, on the nodes that the replicas may go to.
         target: The deployment in Ray Serve, how many replicas, and how long that may take.
-        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: not all wanted replicas run, or a new one is not warm; the message says what Serve is left with.

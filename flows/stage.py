@@ -64,8 +64,8 @@ def stage(
 
     Args:
         spec: The deployment, its artifacts, the nodes that need them and the policy.
-        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
         dry_run: Show what would be staged on each node, and stage nothing.
         plan: Id of the plan that a dry run has shown; if it is not true any more, nothing is staged. Empty: no plan.
 

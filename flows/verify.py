@@ -48,8 +48,8 @@ def verify(
         megabytes_per_second: Most to read from the disk of one node; 0 is no limit.
         hours: How long it may take; a node that is not done then counts as failed.
         nodes: Which Ray nodes; empty means every node that holds the deployment.
-        address: str of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
-        root: str of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
+        address: Address of the Ray cluster; empty means RAY_ADDRESS, or the cluster on the worker's machine.
+        root: Root of the node store on every node; empty leaves it to the nodes' own LLM_PREFETCH_ROOT.
 
     Raises:
         PrefetchError: a node does not hold what its manifests say.

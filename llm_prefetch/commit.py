@@ -18,12 +18,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_prefetch.errors import DiskError
 from llm_prefetch.ledger import mark
 from llm_prefetch.manifest import Manifest
 from llm_prefetch.record import CommitRecord, make_record, read_record, write_record
 from llm_prefetch.store import NodeStore, boot_id, sync_folder, write_file
+
+if TYPE_CHECKING:
+    from llm_prefetch.spec import Transport
 
 
 def commit(
@@ -35,6 +39,7 @@ def commit(
     *,
     uri: str,
     listing: str,
+    transport: Transport = "auto",
 ) -> CommitRecord:
     """Publish `partial/<key>/tree` as `artifacts/<name>/<version>`.
 
@@ -59,7 +64,7 @@ def commit(
                 hint="another process interfered; stage again",
             )
     write_file(store.manifest(name, manifest.version), manifest.to_json())
-    record = make_record(store, name, manifest, uri=uri, listing=listing, boot=boot_id())
+    record = make_record(store, name, manifest, uri=uri, listing=listing, boot=boot_id(), transport=transport)
     mark("commit-record")
     write_record(store, record)
     mark("commit-clean")

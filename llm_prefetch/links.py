@@ -6,39 +6,53 @@ to the engine path, so it stays the same when the version changes, and switches 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from llm_prefetch.errors import DiskError, disk_error
+from llm_prefetch.spec import Artifact, Spec
 from llm_prefetch.store import NodeStore, write_link
 
 
-def check_link(store: NodeStore, link: Path) -> None:
-    """Pass if `link` is free, or is a link into this store.
+def check_link(store: NodeStore, spec: Spec, artifact: Artifact) -> None:
+    """Pass if the link of `artifact` is free, its own already, or a link of ours to what is live no more.
+
+    So a link goes over to an artifact that takes the place of another one in `spec`, because the old one is not live
+    after the switch. It never goes over from one that stays, be it in the same spec: somebody looks there.
 
     Raises:
-        DiskError: something else is there.
+        DiskError: something else is there, or the link of another artifact.
     """
+    link = Path(artifact.link or "")
     try:
-        ours = link.is_symlink() and link.readlink().is_relative_to(store.root / "live")
-        taken = link.is_symlink() or link.exists()
+        taken = os.path.lexists(link)
+        target = link.readlink() if link.is_symlink() else None
     except OSError as error:
         raise disk_error(error, str(link)) from error
-    if taken and not ours:
+    if not taken:
+        return
+    if target is None or not target.is_relative_to(store.root / "live"):
         raise DiskError(
             "something else is in the way of the link",
             where=str(link),
             hint="move it away, or choose another link",
         )
+    if target != store.engine_path(spec.deployment, artifact.name) and _stays(store, spec, target):
+        raise DiskError(
+            f"it is the link of {target.relative_to(store.root)}",
+            where=str(link),
+            hint="choose another link, or remove that one",
+        )
 
 
-def place_link(store: NodeStore, deployment: str, name: str, link: Path) -> None:
-    """Make `link` lead to the engine path of an artifact; folders above it are made.
+def place_link(store: NodeStore, spec: Spec, artifact: Artifact) -> None:
+    """Make the link of `artifact` lead to its engine path; folders above it are made.
 
     Raises:
         DiskError: something else is there, or the disk refused.
     """
-    check_link(store, link)
-    target = store.engine_path(deployment, name)
+    check_link(store, spec, artifact)
+    link, target = Path(artifact.link or ""), store.engine_path(spec.deployment, artifact.name)
     try:
         if link.is_symlink() and link.readlink() == target:
             return
@@ -46,3 +60,11 @@ def place_link(store: NodeStore, deployment: str, name: str, link: Path) -> None
         write_link(link, str(target))
     except OSError as error:
         raise disk_error(error, str(link)) from error
+
+
+def _stays(store: NodeStore, spec: Spec, target: Path) -> bool:
+    """Whether this engine path is there after the switch to `spec`, even while the files behind it are mended."""
+    replaced = target.parent == store.live(spec.deployment) and target.name not in {
+        artifact.name for artifact in spec.artifacts
+    }
+    return not replaced and os.path.lexists(target)

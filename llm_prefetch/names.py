@@ -46,7 +46,7 @@ def resolve_name(store: NodeStore, reference: str) -> str:
     known = _target(_link(store, reference))
     if known is not None and is_safe_name(Path(known).name):
         return Path(known).name
-    if _is_uuid(reference):
+    if is_uuid(reference):
         raise SpecError(
             "no deployment of that id has staged on this node",
             where=reference,
@@ -71,8 +71,16 @@ def speaks_for(parameters: Mapping[str, Any], name: str) -> bool:
     return isinstance(spec, Mapping) and spec.get("deployment") == name
 
 
+def is_uuid(text: str) -> bool:
+    """Whether `text` is a UUID, as Prefect writes one."""
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
 def _link(store: NodeStore, reference: str) -> Path:
-    called = str(uuid.UUID(reference)) if _is_uuid(reference) else reference
+    called = str(uuid.UUID(reference)) if is_uuid(reference) else reference
     return store.root / "names" / quote(called, safe="")
 
 
@@ -81,10 +89,3 @@ def _target(link: Path) -> str | None:
         return str(link.readlink())
     except OSError:
         return None
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False

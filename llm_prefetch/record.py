@@ -17,11 +17,14 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_prefetch.manifest import Manifest, canonical_json
 from llm_prefetch.paths import parents
 from llm_prefetch.store import NodeStore, boot_id, read_json, write_file
+
+if TYPE_CHECKING:
+    from llm_prefetch.spec import Transport  # it loads YAML, which a replica does without
 
 
 class Verdict(enum.StrEnum):
@@ -61,6 +64,8 @@ class CommitRecord:
     """Path (the artifact's own is empty) and modification time of each folder."""
     damage: str = ""
     """What a full check found wrong, when no quick check would see it."""
+    transport: Transport = "auto"
+    """How the origin was read, so that a repair reads it in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,12 @@ def write_record(store: NodeStore, record: CommitRecord) -> None:
 
 
 def _fields(record: CommitRecord) -> dict[str, Any]:
-    """Shallow, unlike `asdict`, which takes longer for thousands of files than all else of a commit."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    """Shallow, unlike `asdict`, which takes longer for thousands of files than all else of a commit.
+
+    What is at its default is left out: a version of llm-prefetch that does not know the field reads the record then.
+    """
+    values = ((field, getattr(record, field.name)) for field in fields(record))
+    return {field.name: value for field, value in values if value != field.default}
 
 
 def records(store: NodeStore, name: str = "*") -> Iterator[CommitRecord]:
@@ -112,7 +121,14 @@ def records(store: NodeStore, name: str = "*") -> Iterator[CommitRecord]:
 
 
 def make_record(
-    store: NodeStore, name: str, manifest: Manifest, *, uri: str, listing: str, boot: str
+    store: NodeStore,
+    name: str,
+    manifest: Manifest,
+    *,
+    uri: str,
+    listing: str,
+    boot: str,
+    transport: Transport = "auto",
 ) -> CommitRecord:
     """The record of what lies in the artifact's folder now.
 
@@ -132,6 +148,7 @@ def make_record(
             (file.path, file.size, os.lstat(f"{base}/{file.path}").st_mtime_ns) for file in manifest.files
         ),
         folders=tuple((folder, os.lstat(base / folder).st_mtime_ns) for folder in folders),
+        transport=transport,
     )
 
 

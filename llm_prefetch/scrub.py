@@ -197,7 +197,8 @@ class _Scrub:
 
     def _ask_origin(self, record: CommitRecord) -> None:
         """A repair begins by taking the version out of use: while its origin is away, it must not begin."""
-        resolve(Artifact(name=record.name, uri=record.uri), stop=self.stop)
+        artifact = Artifact(name=record.name, uri=record.uri, transport=record.transport)
+        resolve(artifact, stop=self.stop)
 
     def _quarantine(self, member: Member) -> str:
         """Take it out of use, unless it was mended meanwhile or somebody runs on it."""

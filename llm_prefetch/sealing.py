@@ -67,7 +67,9 @@ def _digests(listing: Listing, origin: Origin, progress: Progress) -> list[list[
         if not hasattr(threads, "reader"):
             threads.reader = ask(origin.reader, stop)
             readers.append(threads.reader)
-        found = [_with_retries(threads.reader, job, start, progress, stop) for start in job.starts]
+        found = [
+            _with_retries(threads.reader, job, start, progress, stop, origin.uri) for start in job.starts
+        ]
         if job.stated is not None and job.whole is not None:
             check(job.stated, job.whole, job.item.path, origin.uri)
         return found
@@ -112,10 +114,12 @@ def _jobs(item: ObjectInfo, stated: Stated | None) -> list[_Job]:
     return [_Job(item, starts, stated, new_hasher(stated.kind, item.size))]
 
 
-def _with_retries(reader: RangeReader, job: _Job, start: int, progress: Progress, stop: Stop) -> str:
+def _with_retries(
+    reader: RangeReader, job: _Job, start: int, progress: Progress, stop: Stop, where: str
+) -> str:
     def once() -> str:
         try:
-            return _digest(reader, job, start, progress)
+            return _digest(reader, job, start, progress, where)
         except PrefetchError:
             reader.close()
             raise
@@ -123,7 +127,7 @@ def _with_retries(reader: RangeReader, job: _Job, start: int, progress: Progress
     return ask(once, stop, most_tries=settings.ATTEMPTS.get())
 
 
-def _digest(reader: RangeReader, job: _Job, start: int, progress: Progress) -> str:
+def _digest(reader: RangeReader, job: _Job, start: int, progress: Progress, where: str) -> str:
     item, length = job.item, min(CHUNK_BYTES, job.item.size - start)
     hasher, whole, done = blake3(), job.whole and job.whole.copy(), 0
     buffer = memoryview(bytearray(min(_PIECE_BYTES, length)))
@@ -132,7 +136,7 @@ def _digest(reader: RangeReader, job: _Job, start: int, progress: Progress) -> s
         while done < length:
             count = body.readinto(buffer[: length - done])
             if not count:
-                raise OriginUnavailableError(f"{item.path!r} ended early", hint="seal again")
+                raise OriginUnavailableError(f"{item.path!r} ended early", where=where, hint="seal again")
             hasher.update(buffer[:count])
             if whole is not None:
                 whole.update(buffer[:count])

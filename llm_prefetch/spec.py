@@ -22,6 +22,7 @@ from llm_prefetch.plugins.options import PluginFiles
 from llm_prefetch.redact import redact_text
 
 Kind = Literal["model", "compile-cache", "adapter", "plugin", "files"]
+Transport = Literal["auto", "fsspec"]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 _URI_PATTERN = r"^[a-z][a-z0-9+.-]*://.+"
 _BYTES = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]i?)?B/s$")
@@ -69,7 +70,7 @@ class Artifact(_Strict):
         "a model of the Hub such as hf://org/repo@revision; a published folder or a single file at https://host/path; "
         "or any other URL that fsspec knows, such as sftp://host/folder.",
     )
-    transport: Literal["auto", "fsspec"] = Field(
+    transport: Transport = Field(
         default="auto",
         description="How the bytes are read. auto: by the quickest way for the scheme. fsspec: by its file system for "
         "it (s3fs, gcsfs, adlfs, ...), which is slower, for what only that one can do.",
@@ -208,7 +209,7 @@ class Spec(_Strict):
     """One deployment: the artifacts it launches with, the nodes that need them and the policy."""
 
     deployment: Name = Field(
-        description="Name of the deployment: its replicas read `<root>/live/<deployment>`.",
+        description="Name of the deployment: its replicas read `ROOT/live/DEPLOYMENT`.",
         examples=["llama-3-8b"],
     )
     artifacts: list[Artifact] = Field(min_length=1, description="What a replica needs on its node.")
@@ -225,6 +226,17 @@ class Spec(_Strict):
             if artifact.name in seen:
                 raise ValueError(f"two artifacts are named {artifact.name!r}; give each its own name")
             seen.add(artifact.name)
+        return artifacts
+
+    @field_validator("artifacts")
+    @classmethod
+    def _unique_links(cls, artifacts: list[Artifact]) -> list[Artifact]:
+        seen: dict[Path, str] = {}
+        for artifact in artifacts:
+            if artifact.link:
+                first = seen.setdefault(Path(artifact.link), artifact.name)
+                if first != artifact.name:
+                    raise ValueError(f"{first!r} and {artifact.name!r} have the same link; give each its own")
         return artifacts
 
 
@@ -254,7 +266,7 @@ def load_spec(source: str) -> Spec:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         raise SpecError(
             f"the spec is not YAML: {_one_line(error)}", where=where, hint="mend the line it names"
-        ) from error
+        ) from None  # it quotes the lines around, which may hold a secret
     return parse_spec(data, where)
 
 
@@ -271,7 +283,8 @@ def parse_spec(data: object, where: str) -> Spec:
     try:
         return Spec.model_validate(data)
     except ValidationError as error:
-        raise SpecError(explain(error), where=where, hint="see docs/reference/spec.md") from error
+        # Not with its cause, which repeats what was given: that may hold a secret.
+        raise SpecError(explain(error), where=where, hint="see docs/reference/spec.md") from None
 
 
 def explain(error: ValidationError) -> str:

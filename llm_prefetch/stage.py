@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llm_prefetch import ledger
@@ -112,7 +111,7 @@ def stage(
         _recorded(store, "stage", "ready", trace, facts),
     ):
         for artifact in linked:
-            check_link(store, Path(artifact.link or ""))
+            check_link(store, spec, artifact)
         for artifact in spec.artifacts:
             check_pinned(artifact, until, spec.policy.trusted_keys)
         for artifact in caches_last(spec.artifacts):
@@ -170,7 +169,7 @@ def _place_links(store: NodeStore, spec: Spec, members: Sequence[Member]) -> Non
     staged = {member.name for member in members}
     for artifact in spec.artifacts:
         if artifact.link and artifact.name in staged:
-            place_link(store, spec.deployment, artifact.name, Path(artifact.link))
+            place_link(store, spec, artifact)
 
 
 def _told(report: ArtifactReport) -> dict[str, Any]:
@@ -205,7 +204,8 @@ def repair(
         PrefetchError: as `stage`.
     """
     name, version = record.name, record.version
-    artifact, trace = Artifact(name=name, uri=record.uri, version=version), Trace()
+    artifact = Artifact(name=name, uri=record.uri, transport=record.transport, version=version)
+    trace = Trace()
     with _recorded(store, "repair", "repaired", trace, {"artifact": name, "version": version}):
         with trace.step("resolve", artifact=name):
             source = resolve(artifact, pinned=_manifest_on_node(store, name, version), stop=Stop(stop))
@@ -264,3 +264,9 @@ def committed_manifests(store: NodeStore, report: StageReport) -> dict[str, Mani
         except OSError as error:
             raise disk_error(error, str(path)) from error
     return found
+
+
+def caches_left_out(store: NodeStore, deployment: str) -> frozenset[str]:
+    """Names of the compile caches that the newest staging of `deployment` left out on this node, as the ledger tells."""
+    rows = [row for row in ledger.read(store, "stage") if row.get("deployment") == deployment]
+    return frozenset(str(left["name"]) for left in rows[-1].get("left_out", ())) if rows else frozenset()

@@ -26,7 +26,7 @@ from llm_prefetch.salvage import prepare_partial, seal_listing
 from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore, locked
 from llm_prefetch.transfer import Throttle, transfer
-from llm_prefetch.verify import full_check, quick_check
+from llm_prefetch.verify import Check, full_check, quick_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ def stage_artifact(
     """
     begin = time.monotonic()
     name = source.artifact.name
-    record = find_committed(store, source)
-    fetched = evicted = 0
-    if record is None:
+    record, fetched, evicted = find_committed(store, source), 0, 0
+    check = None if record is None else _look(store, record, trace)
+    if record is None or check is None or not check.ready:  # a scrub may just have found it damaged
         waiting = f"another staging of {name} {source.key[:15]}"
         with (
             trace.step("lock", artifact=name),
@@ -82,9 +82,8 @@ def stage_artifact(
                 record, fetched, evicted = _fetch_and_commit(
                     source, store, progress, throttle, stop, trace, evict=evict
                 )
+        check = _look(store, record, trace)
     _check_pin(source, record.version)
-    with trace.step("verify", artifact=name):
-        check = quick_check(store, name, record.version)
     if not check.ready:
         raise NotReadyError(
             f"{name} is {check.verdict} right after its commit: {check.reason}",
@@ -95,6 +94,11 @@ def stage_artifact(
     return ArtifactReport(
         name, record.version, check.verdict, record.bytes, fetched, reused, time.monotonic() - begin, evicted
     )
+
+
+def _look(store: NodeStore, record: CommitRecord, trace: Trace) -> Check:
+    with trace.step("verify", artifact=record.name):
+        return quick_check(store, record.name, record.version)
 
 
 def _check_pin(source: Source, version: str) -> None:
@@ -183,7 +187,14 @@ def _commit(
             shutil.rmtree(old, ignore_errors=True)
     try:
         return commit(
-            store, name, source.key, manifest, inodes, uri=redact(source.artifact.uri), listing=listing
+            store,
+            name,
+            source.key,
+            manifest,
+            inodes,
+            uri=redact(source.artifact.uri),
+            listing=listing,
+            transport=source.artifact.transport,
         )
     except OSError:
         record = read_record(store, name, manifest.version)

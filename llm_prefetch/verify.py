@@ -158,7 +158,15 @@ def _compare_bytes(base: Path, manifest: Manifest, progress: Progress, stop: Sto
 
 
 def _as_it_lies(store: NodeStore, record: CommitRecord, manifest: Manifest) -> CommitRecord:
-    return make_record(store, record.name, manifest, uri=record.uri, listing=record.listing, boot=record.boot)
+    return make_record(
+        store,
+        record.name,
+        manifest,
+        uri=record.uri,
+        listing=record.listing,
+        boot=record.boot,
+        transport=record.transport,
+    )
 
 
 def _renew(store: NodeStore, record: CommitRecord, manifest: Manifest, before: CommitRecord) -> Finding:

@@ -25,6 +25,8 @@ hypothesis.settings.register_profile("fast", max_examples=40, deadline=None)
 hypothesis.settings.load_profile("fast")
 
 
+_REAL_SECONDS = 600
+"""For a test with real parts, which may be the one that starts those of the session."""
 _LONGEST_FIRST = ("engine", "ray", "prefect", "browser", "cloud", "slow")
 # Files that kill processes by the dozen or wait for deadlines, by how their paths begin; everything else in
 # `make check` takes seconds.
@@ -47,6 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(tuple(f"tests/{name}" for name in _SLOW)):
             item.add_marker("slow")
+        real = {"ray", "prefect"} & {mark.name for mark in item.iter_markers()}
+        if real and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_REAL_SECONDS))
     marks = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     items.sort(
         key=lambda item: next(

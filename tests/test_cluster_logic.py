@@ -42,7 +42,7 @@ from llm_prefetch.record import Verdict
 from llm_prefetch.spec import NodeSelector, Spec
 from llm_prefetch.stage import StageReport
 from llm_prefetch.stage_artifact import ArtifactReport
-from tests.samples import make_manifest
+from tests.samples import make_manifest, raises
 
 NODES = [Node(f"id{n}", f"10.0.0.{n}", f"host{n}") for n in range(3)]
 ONE, OTHER = make_manifest({"a": b"one"}), make_manifest({"a": b"other"})
@@ -158,9 +158,9 @@ def test_too_few_nodes_are_the_error_of_the_first_that_failed() -> None:
     assert str(raised.value) == "1 of 2 nodes are ready, 2 are needed; 10.0.0.1: full (/mnt): free some"
     with pytest.raises(NoSpaceError, match=r"; 10\.0\.0\.1 \(and 1 more\): full"):
         require_ready(ClusterReport((ready(NODES[0]), failed(NODES[1]), failed(NODES[2])), 2))
-    with pytest.raises(NotReadyError, match="0 of 1 nodes are ready, 1 are needed"):
+    with raises(NotReadyError, 1, "0 of 1 nodes are ready, 1 are needed", "10.0.0.0"):
         require_ready(ClusterReport((ready(NODES[0], verdict=Verdict.STALE),), 1))
-    with pytest.raises(NotReadyError, match="1 of 1 nodes are ready, 5 are needed"):
+    with raises(NotReadyError, 1, "1 of 1 nodes are ready, 5 are needed", "the Ray cluster"):
         require_ready(ClusterReport((ready(NODES[0]),), 5))
 
 
@@ -299,7 +299,7 @@ def test_the_first_answer_pins_an_artifact() -> None:
     assert pins.known == {"weights": ONE}
     assert pins.published == {"weights"}
     pins.settle({"weights": ONE})
-    with pytest.raises(OriginChangedError, match=OTHER.version):
+    with raises(OriginChangedError, 3, OTHER.version, "the origin of weights"):
         pins.settle({"weights": OTHER})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -141,6 +142,22 @@ def test_a_record_survives_the_round_trip(store, final):
     record = only_record(store)
     write_record(store, record)
     assert read_record(store, "weights", VERSION) == record
+
+
+def test_how_the_origin_was_read_survives_the_round_trip(store, final):
+    record = replace(only_record(store), transport="fsspec")
+    write_record(store, record)
+    assert read_record(store, "weights", VERSION) == record
+
+
+def test_a_record_of_a_version_that_knew_nothing_of_transports_reads_and_is_written_as_ever(store, final):
+    path = store.record("weights", VERSION)
+    body = json.loads(path.read_bytes())
+    assert "transport" not in body
+    path.write_text(json.dumps({**body, "damage": ""}))
+    found = read_record(store, "weights", VERSION)
+    assert found is not None
+    assert (found.transport, found.damage) == ("auto", "")
 
 
 @given(st.integers(0, 10_000))

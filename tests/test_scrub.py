@@ -8,10 +8,12 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from llm_prefetch import ledger
+from llm_prefetch import ledger, manifest
 from llm_prefetch.commit import set_aside
 from llm_prefetch.errors import DiskPermissionError, OriginNotFoundError, OriginUnavailableError
 from llm_prefetch.leases import hold, staging
@@ -29,6 +31,7 @@ from llm_prefetch.scrub import scrub
 from llm_prefetch.stage import stage
 from llm_prefetch.store import NodeStore, open_store, release
 from llm_prefetch.transfer import Throttle
+from llm_prefetch.verify import full_check
 from tests.samples import (
     CHUNK,
     FILES,
@@ -37,6 +40,7 @@ from tests.samples import (
     flip_byte,
     make_published,
     make_spec,
+    only_record,
     raises,
     tree,
 )
@@ -215,6 +219,23 @@ def test_what_goes_live_meanwhile_is_read_too(store, file, origin):
     assert report.read_bytes == sum(read.values())
 
 
+def test_a_repair_reads_the_origin_in_the_way_that_the_staging_did(store, origin, monkeypatch):
+    stage(make_spec(f"file://{origin}", transport="fsspec"), store)
+    flip_byte(_file(store))
+    opened, opens = [], LocalFileSystem._open
+
+    def watched(fs: LocalFileSystem, path: str, *rest: Any, **options: Any) -> Any:
+        opened.append(path)
+        return opens(fs, path, *rest, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "_open", watched)
+    report = scrub(store, "llama")
+    assert (report.verdict, report.did, report.error) == (Verdict.HIT, ("repaired",), None)
+    assert str(origin / manifest.PATH) in opened, "asked whether it is there"
+    assert str(origin / WRONG) in opened, "fetched"
+    assert only_record(store).transport == "fsspec"
+
+
 def test_two_scrubs_and_a_staging_at_once_end_with_everything_right(store, file, origin):
     spec = make_spec(f"file://{origin}")
     flip_byte(file, at=CHUNK)
@@ -226,6 +247,22 @@ def test_two_scrubs_and_a_staging_at_once_end_with_everything_right(store, file,
     assert [report.verdict for report in reports] == [Verdict.HIT] * 2
     assert check_deployment(store, "llama", full=True).ready
     assert sum(report.fetched_bytes for report in reports) <= CHUNK
+
+
+def test_a_staging_mends_what_a_scrub_finds_while_it_looks(store, file, origin, monkeypatch):
+    [member] = _bundle(store).members
+    looks: list[str] = []
+
+    def scrubbed(step: str) -> None:
+        if step == "verify" and not looks:
+            looks.append(step)
+            flip_byte(file)
+            assert not full_check(store, member.name, member.version).ready
+
+    monkeypatch.setattr(ledger, "observers", [scrubbed])
+    assert stage(make_spec(f"file://{origin}"), store).verdict is Verdict.HIT
+    assert looks
+    assert check_deployment(store, "llama", full=True).ready
 
 
 @pytest.mark.parametrize("on_damage", ["repair", "quarantine", "report"])

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from llm_prefetch import manifest as manifests
-from llm_prefetch.errors import OriginNotFoundError
+from llm_prefetch.errors import OriginNotFoundError, OriginUnavailableError
 from llm_prefetch.manifest import CHUNK_BYTES
 from llm_prefetch.publish import publish
 from llm_prefetch.sealing import seal_prefix
@@ -54,3 +54,11 @@ def test_an_empty_prefix_is_not_sealed(tmp_path):
     with raises(OriginNotFoundError, 3, "nothing there"):
         (tmp_path / "empty").mkdir()
         seal_prefix(f"file://{tmp_path}/empty")
+
+
+def test_an_object_that_ends_early_is_named_with_its_origin(prefix, monkeypatch):
+    """As when somebody cuts it meanwhile; the system call is the one thing here that is not real."""
+    monkeypatch.setenv("LLM_PREFETCH_ATTEMPTS", "1")
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with raises(OriginUnavailableError, 3, "ended early", f"file://{prefix}"):
+        seal_prefix(f"file://{prefix}")

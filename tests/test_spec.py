@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import traceback
 
 import pytest
 
@@ -146,3 +147,40 @@ def test_the_schema_carries_the_constraints_that_a_form_needs():
     assert {"pattern"} <= set(artifact["uri"])
     assert "enum" in artifact["kind"]
     assert all("description" in field for field in artifact.values())
+
+
+SECRET = "hunter2-or-so"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [f"S3://me:{SECRET}@bucket/x", f"HTTPS://host/x?X-Amz-Signature={SECRET}"],
+    ids=["password", "signed"],
+)
+def test_a_uri_that_does_not_fit_is_told_without_its_secret(uri):
+    data = _data(artifacts=[{"name": "w", "uri": uri}])
+    try:
+        parse_spec(data, "here")
+    except SpecError:
+        printed = traceback.format_exc()
+    assert "artifacts[0].uri" in printed
+    assert SECRET not in printed
+
+
+def test_what_is_not_yaml_is_told_without_the_lines_around_it(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"api_key: {SECRET}: [\n")
+    try:
+        load_spec(str(path))
+    except SpecError:
+        printed = traceback.format_exc()
+    assert "not YAML" in printed
+    assert "line 1" in printed
+    assert SECRET not in printed
+
+
+def test_two_artifacts_with_one_link_are_refused():
+    one = {"name": "w", "uri": "file:///x", "link": "/models/x"}
+    with raises(SpecError, 2, "artifacts", "'w' and 'v' have the same link"):
+        parse_spec(_data(artifacts=[one, {**one, "name": "v", "link": "/models//x"}]), "here")
+    parse_spec(_data(artifacts=[one, {**one, "name": "v", "link": "/models/y"}]), "here")

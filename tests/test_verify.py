@@ -189,3 +189,10 @@ def test_empty_files_are_checked_too(store):
     path.chmod(0o644)
     path.write_bytes(b"x")
     assert full_check(store, "weights", version).verdict is Verdict.PARTIAL
+
+
+def test_a_full_check_keeps_how_the_origin_was_read(store):
+    stage_source(store, make_source(transport="fsspec"))
+    record = as_after_reboot(store, only_record(store))
+    assert full_check(store, record.name, record.version).ready
+    assert only_record(store).transport == "fsspec"

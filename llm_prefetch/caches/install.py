@@ -22,6 +22,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from llm_prefetch import settings
+from llm_prefetch.caches.aside import captured_until, put_back
 from llm_prefetch.caches.places import ELSEWHERE, INSIDE
 from llm_prefetch.errors import DigestError, NotReadyError, TrustError, disk_error
 from llm_prefetch.leases import leased
@@ -56,6 +57,11 @@ def cache_root(store: NodeStore, deployment: str) -> Path:
     return store.root / "caches" / deployment
 
 
+def install_lock(store: NodeStore, deployment: str) -> Path:
+    """Whoever changes what lies in the cache root holds it; engines, which only add to it, do not."""
+    return store.lock(f"install-{deployment}")
+
+
 def cache_environment(root: Path, platform: str | None = None) -> dict[str, str]:
     """What makes an engine keep all it compiles below `root`; the same where it is captured and where it is used.
 
@@ -86,7 +92,7 @@ def install(
     Raises:
         DigestError: the files of the version are not what its manifest says.
         TrustError: others may write to where engines would read.
-        NotReadyError: what lies there is damaged or another version's, and a replica runs with it.
+        NotReadyError: what lies there is damaged or another version's, and a replica runs with it; or it is a capture's.
         ManifestError: the manifest cannot be read.
         LockTimeoutError: another installation did not end.
         DiskError: the disk refused.
@@ -97,11 +103,12 @@ def install(
     waiting = f"another installation of {name}"
     patience = settings.LOCK_SECONDS.get() if seconds is None else seconds
     try:
-        (store.root / "caches").mkdir(exist_ok=True)
-        for folder in (root, root / FOLDER):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            check_own(folder)
-        with locked(store.lock(f"install-{deployment}"), seconds=patience, waiting_for=waiting):
+        with locked(install_lock(store, deployment), seconds=patience, waiting_for=waiting):
+            _end_capture(store, deployment)
+            (store.root / "caches").mkdir(exist_ok=True)
+            for folder in (root, root / FOLDER):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                check_own(folder)
             for left in (root / FOLDER).glob("building-*"):  # of one that was killed
                 shutil.rmtree(left, ignore_errors=True)
             units = _units(manifest)
@@ -122,13 +129,14 @@ def discard(store: NodeStore, deployment: str, version: str) -> None:
     """Take the installed copy of a version away, so that the next start gets a new one.
 
     Raises:
-        NotReadyError: a replica of the deployment runs on this node.
+        NotReadyError: a replica of the deployment runs on this node, or it is being captured.
         DiskError: the disk refused.
     """
     waiting, patience = "an installation", settings.LOCK_SECONDS.get()
     try:
-        if (cache_root(store, deployment) / FOLDER / f"{version}.json").exists():
-            with locked(store.lock(f"install-{deployment}"), seconds=patience, waiting_for=waiting):
+        with locked(install_lock(store, deployment), seconds=patience, waiting_for=waiting):
+            _end_capture(store, deployment)
+            if (cache_root(store, deployment) / FOLDER / f"{version}.json").exists():
                 _discard(store, deployment, version)
     except OSError as error:
         raise disk_error(error, str(cache_root(store, deployment))) from error
@@ -266,8 +274,7 @@ def _stale(store: NodeStore, deployment: str, version: str, units: Collection[st
 
 def _discard(store: NodeStore, deployment: str, version: str) -> None:
     root = cache_root(store, deployment)
-    running = [lease.pid for lease in leased(store) if lease.deployment == deployment]
-    if len(running) > (os.getpid() in running):
+    if _others_run(store, deployment):
         raise NotReadyError(
             f"another replica runs with an installed copy that has to go ({version[:15]})",
             where=str(root),
@@ -277,6 +284,25 @@ def _discard(store: NodeStore, deployment: str, version: str) -> None:
         if os.path.lexists(root / unit):
             (root / unit).rename(store.root / "quarantine" / f"cache-{time.time_ns()}")
     (root / FOLDER / f"{version}.json").unlink(missing_ok=True)
+
+
+def _end_capture(store: NodeStore, deployment: str) -> None:
+    """Put back what a capture has set aside that was killed; one that is under way has the cache root for itself."""
+    root = cache_root(store, deployment)
+    until = captured_until(root)
+    if until is not None and (until > time.time() or _others_run(store, deployment)):
+        raise NotReadyError(
+            "a compile cache is being captured here",
+            where=str(root),
+            hint="what is staged is installed when that has ended, by the next staging or start",
+        )
+    put_back(root)
+
+
+def _others_run(store: NodeStore, deployment: str) -> bool:
+    """Whether a replica runs here that is not this process."""
+    running = [lease.pid for lease in leased(store) if lease.deployment == deployment]
+    return len(running) > (os.getpid() in running)
 
 
 def _installed_units(root: Path, version: str) -> set[str]:

@@ -16,9 +16,18 @@ from typing import Any
 
 import ray
 
-from llm_prefetch.capturing.capture_node import Candidate, Captured, begin, collect, finish, look
+from llm_prefetch.capturing.capture_node import (
+    PUBLISH_SECONDS,
+    Candidate,
+    Captured,
+    begin,
+    collect,
+    finish,
+    look,
+)
 from llm_prefetch.capturing.launch import Launch
 from llm_prefetch.capturing.trial import serve_running, trial_replica
+from llm_prefetch.capturing.turn import turn
 from llm_prefetch.cluster.asking import ask_node, ask_nodes
 from llm_prefetch.cluster.nodes import select_nodes
 from llm_prefetch.cluster.reports import Node
@@ -27,7 +36,8 @@ from llm_prefetch.signatures import OUTDATED, SigningKey, sign_published
 from llm_prefetch.spec import NodeSelector
 
 _NODE_SECONDS = 120.0
-_PUBLISH_SECONDS = 3600.0
+_AROUND_SECONDS = 300.0
+"""What a capture may take on a node besides the replica's start, and before it publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +92,50 @@ def capture(
         key: Signs what the node has published. It stays here: no node sees it.
 
     Raises:
-        NotReadyError: no node has the deployment ready.
+        NotReadyError: no node has the deployment ready, or another capture or proof of it is under way.
         ClusterError: the replica did not start.
         OriginError: the origin refused.
+        MissingExtraError: Ray Serve is not installed here.
     """
-    began = time.monotonic()
-    found = candidates(select_nodes(nodes), launch.deployment, root, stop)
-    free = [node for node, candidate in found.items() if not candidate.running]
-    if not free:
-        raise NotReadyError(
-            f"every node that has {launch.deployment} ready runs replicas of it",
-            where=", ".join(node.address for node in found),
-            hint="add a node to capture on, or end the replicas of one",
-        )
-    node = free[0]
-    report = CaptureReport(launch.deployment, uri, node.address)
     if dry_run:
-        return report
-    name = f"llm-prefetch-capture-{launch.deployment}"
+        return CaptureReport(launch.deployment, uri, _free_node(launch, nodes, root, stop).address)
+    began, name = time.monotonic(), f"llm-prefetch-capture-{launch.deployment}"
+    with turn(launch.deployment, name, say):
+        node = _free_node(launch, nodes, root, stop)
+        captured, started = _captured(launch, name, uri, node, root, seconds, stop, say)
+    signed_by = _sign(captured, uri, key, say)
+    took = round(time.monotonic() - began, 3)
+    return CaptureReport(launch.deployment, uri, node.address, captured, round(started, 3), took, signed_by)
+
+
+def _free_node(launch: Launch, nodes: NodeSelector, root: Path | None, stop: threading.Event) -> Node:
+    """Where it is captured."""
+    found = candidates(select_nodes(nodes), launch.deployment, root, stop)
+    for node, candidate in found.items():
+        if not candidate.running:
+            return node
+    raise NotReadyError(
+        f"every node that has {launch.deployment} ready runs replicas of it",
+        where=", ".join(node.address for node in found),
+        hint="add a node to capture on, or end the replicas of one",
+    )
+
+
+def _captured(
+    launch: Launch,
+    name: str,
+    uri: str,
+    node: Node,
+    root: Path | None,
+    seconds: float,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> tuple[Captured, float]:
+    """What the node has published, and the seconds until the engine was up."""
+    began = time.monotonic()
     with (
         serve_running(launch.serve_options),
-        _cache_set_aside(node, launch.deployment, root, stop) as variables,
+        _cache_set_aside(node, launch.deployment, root, seconds + _AROUND_SECONDS, stop) as variables,
     ):
         config = launch.with_environment(variables)
         with trial_replica(
@@ -111,12 +144,10 @@ def capture(
             started = time.monotonic() - began
             say("publishing what it has compiled")
             captured = ask_node(
-                node, collect, launch.deployment, root, uri, stop=stop, seconds=_PUBLISH_SECONDS
+                node, collect, launch.deployment, root, uri, stop=stop, seconds=PUBLISH_SECONDS
             )
             let_go()
-    signed_by = _sign(captured, uri, key, say)
-    took = round(time.monotonic() - began, 3)
-    return CaptureReport(launch.deployment, uri, node.address, captured, round(started, 3), took, signed_by)
+    return captured, started
 
 
 def _sign(captured: Captured, uri: str, key: SigningKey | None, say: Callable[[str], None]) -> str:
@@ -132,10 +163,10 @@ def _sign(captured: Captured, uri: str, key: SigningKey | None, say: Callable[[s
 
 @contextmanager
 def _cache_set_aside(
-    node: Node, deployment: str, root: Path | None, stop: threading.Event
+    node: Node, deployment: str, root: Path | None, seconds: float, stop: threading.Event
 ) -> Iterator[dict[str, str]]:
     """The engine's variables; what was set aside on the node is put back, whatever happens."""
-    variables = ask_node(node, begin, deployment, root, stop=stop, seconds=_NODE_SECONDS)
+    variables = ask_node(node, begin, deployment, root, seconds, stop=stop, seconds=_NODE_SECONDS)
     try:
         yield variables
     except BaseException:

@@ -1,21 +1,28 @@
 """A node's part in a capture: make room for an engine that compiles, and publish what it has left.
 
 The cache root is a function of the deployment's name, and what an engine compiles may hold its path. So the capture has
-that very folder for itself, and what was there is set aside until it ends. No replica of the deployment may run there.
+that very folder for itself, and what was there is set aside until it ends. No replica of the deployment may run there;
+one that starts meanwhile compiles elsewhere, for itself.
+
+Whoever calls this is the only capture of the deployment in the cluster (`llm_prefetch.capturing.turn`), so what another
+one has left here is that of one that is over, whatever its mark says. Stagings and replicas cannot know that, so for
+them the mark holds until its time has passed.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_prefetch import ledger
+from llm_prefetch import ledger, settings
+from llm_prefetch.caches.aside import prolong, put_back, set_aside
 from llm_prefetch.caches.harvest import harvest
 from llm_prefetch.caches.identity import Identity
-from llm_prefetch.caches.install import cache_environment, cache_root
+from llm_prefetch.caches.install import cache_environment, cache_root, install_lock
 from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.caches.this_node import ThisNode
 from llm_prefetch.errors import ClusterError, NotReadyError
@@ -23,10 +30,10 @@ from llm_prefetch.leases import leased
 from llm_prefetch.live import check_deployment
 from llm_prefetch.publish import PublishReport, publish
 from llm_prefetch.signatures import is_outdated
-from llm_prefetch.store import NodeStore, open_store, read_json
+from llm_prefetch.store import NodeStore, locked, open_store, read_json
 
-_MARK = ".capture"
-"""In a cache root that is a capture's own."""
+PUBLISH_SECONDS = 3600.0
+"""What a node has, at most, for what follows when the engine is up."""
 _REPORT_SECONDS = 15.0
 _POLL_SECONDS = 0.1
 
@@ -69,26 +76,24 @@ def look(deployment: str, root: Path | None) -> Candidate:
     return Candidate(reason, check.bundle, running, Identity.of_this_node(path))
 
 
-def begin(deployment: str, root: Path | None) -> dict[str, str]:
-    """Set aside what is there; the variables of an engine that is to compile.
+def begin(deployment: str, root: Path | None, seconds: float) -> dict[str, str]:
+    """Set aside what is there, for so many seconds at most; the variables of an engine that is to compile.
 
     Raises:
         NotReadyError: replicas of the deployment run here.
+        LockTimeoutError: an installation did not end.
     """
     store = open_store(root)
-    if any(lease.deployment == deployment for lease in leased(store)):
-        raise NotReadyError(
-            f"replicas of {deployment} run on this node, with the cache that would be set aside",
-            where=str(store.root),
-            hint="capture on a node without, by --node",
-        )
-    finish(deployment, root)  # of a capture that was killed
     place = cache_root(store, deployment)
-    place.parent.mkdir(exist_ok=True)
-    if place.exists():
-        place.rename(_aside(store, deployment))
-    place.mkdir(mode=0o700)
-    (place / _MARK).touch()
+    with _alone(store, deployment):
+        _check_none_runs(store, deployment)
+        _put_away(store, deployment)  # of a capture that was killed
+        set_aside(place, seconds)
+        try:
+            _check_none_runs(store, deployment)  # with what it has found there just before
+        except NotReadyError:
+            put_back(place)
+            raise
     environment = cache_environment(place, ThisNode().platform())
     return {**environment, CAPTURING: str(_report(store, deployment))}
 
@@ -111,6 +116,7 @@ def collect(deployment: str, root: Path | None, uri: str) -> Captured:
             where=str(store.root),
             hint="its path is part of the key; see the ledger's row of the start for what was wrong",
         )
+    prolong(cache_root(store, deployment), PUBLISH_SECONDS)
     target = _harvested(store, deployment)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o700)
@@ -128,21 +134,35 @@ def collect(deployment: str, root: Path | None, uri: str) -> Captured:
 
 
 def finish(deployment: str, root: Path | None) -> None:
-    """Put back what was set aside; harmless where nothing was."""
+    """Put back what was set aside; harmless where nothing was.
+
+    Raises:
+        LockTimeoutError: an installation did not end.
+    """
     store = open_store(root)
-    place, aside = cache_root(store, deployment), _aside(store, deployment)
+    with _alone(store, deployment):
+        _put_away(store, deployment)
+
+
+def _alone(store: NodeStore, deployment: str) -> AbstractContextManager[None]:
+    """No installation sees half of it."""
+    seconds = settings.LOCK_SECONDS.get()
+    return locked(install_lock(store, deployment), seconds=seconds, waiting_for="an installation")
+
+
+def _check_none_runs(store: NodeStore, deployment: str) -> None:
+    if any(lease.deployment == deployment for lease in leased(store)):
+        raise NotReadyError(
+            f"replicas of {deployment} run on this node, with the cache that would be set aside",
+            where=str(store.root),
+            hint="capture on a node without, by --node",
+        )
+
+
+def _put_away(store: NodeStore, deployment: str) -> None:
     _report(store, deployment).unlink(missing_ok=True)
     shutil.rmtree(_harvested(store, deployment), ignore_errors=True)
-    if (place / _MARK).exists():
-        gone = place.with_name(f".{deployment}.{time.time_ns()}.captured")
-        place.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-    if aside.exists() and not place.exists():
-        aside.rename(place)
-
-
-def _aside(store: NodeStore, deployment: str) -> Path:
-    return cache_root(store, deployment).with_name(f".{deployment}.aside")
+    put_back(cache_root(store, deployment))
 
 
 def _harvested(store: NodeStore, deployment: str) -> Path:

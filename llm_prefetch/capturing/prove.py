@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from llm_prefetch import ledger
-from llm_prefetch.caches.evidence import Outcome
-from llm_prefetch.caches.proof import Proof, record_proof
+from llm_prefetch.caches.compatible import Difference
+from llm_prefetch.caches.evidence import Evidence, Outcome
+from llm_prefetch.caches.proof import Proof, proof, record_proof
 from llm_prefetch.capturing.capture import candidates
 from llm_prefetch.capturing.capture_node import Candidate
 from llm_prefetch.capturing.launch import Launch
 from llm_prefetch.capturing.trial import serve_running, trial_replica
-from llm_prefetch.cluster.asking import ask_node, ask_nodes
+from llm_prefetch.capturing.turn import turn
+from llm_prefetch.cluster.asking import Answer, ask_node, ask_nodes
 from llm_prefetch.cluster.nodes import select_nodes
 from llm_prefetch.cluster.reports import Node
 from llm_prefetch.errors import ClusterError, NotReadyError
@@ -38,7 +40,7 @@ class Proven:
 
     proof: Proof
     nodes: tuple[str, ...]
-    """All that it holds for."""
+    """All that it holds for, and that have it in their ledgers."""
 
     def row(self) -> dict[str, Any]:
         """As tables show it."""
@@ -71,18 +73,20 @@ def prove(
         say: Told what is done.
 
     Raises:
-        NotReadyError: no node has the deployment ready.
-        ClusterError: a replica did not start.
+        NotReadyError: no node has the deployment ready, or another capture or proof of it is under way.
+        ClusterError: a replica did not start, or no node has kept what it has shown.
+        MissingExtraError: Ray Serve is not installed here.
     """
-    found = candidates(select_nodes(nodes), launch.deployment, root, stop)
-    proven = []
-    for group in _kinds(found):
-        # Where there is most likely room for one more.
-        node = min(group, key=lambda node: found[node].running)
-        one = _boot(launch, node, found[node].bundle, root, seconds, stop, say)
-        ask_nodes(group, remember, one, root, seconds=_NODE_SECONDS)
-        proven.append(Proven(one, tuple(node.address for node in group)))
-        say(f"{one.node}: {one.outcome}: {one.reason}")
+    name, proven = f"llm-prefetch-prove-{launch.deployment}", []
+    with turn(launch.deployment, name, say):
+        found = candidates(select_nodes(nodes), launch.deployment, root, stop)
+        for group in _kinds(found):
+            # Where there is most likely room for one more.
+            node = min(group, key=lambda node: found[node].running)
+            one = _boot(launch, name, node, found[node].bundle, root, seconds, stop, say)
+            say(f"{one.node}: {one.outcome}: {one.reason}")
+            answers = ask_nodes(group, remember, one, root, seconds=_NODE_SECONDS)
+            proven.append(Proven(one, keepers(answers, say)))
     return proven
 
 
@@ -104,9 +108,39 @@ def require_proof(deployment: str, proven: Sequence[Proven]) -> None:
 
 
 def remember(one: Proof, root: Path | None) -> bool:
-    """On a node: write it down."""
-    record_proof(open_store(root), one)
+    """On a node: write it down.
+
+    Raises:
+        NotReadyError: it does not hold here: the ledger cannot be written, or another generation went live.
+    """
+    store = open_store(root)
+    record_proof(store, one)
+    if proof(store, one.deployment) != one:
+        raise NotReadyError(
+            "the proof is not in the ledger, or is not of what is live",
+            where=str(store.ledger),
+            hint="see that this node can write it, and run prove again",
+        )
     return True
+
+
+def keepers(answers: Sequence[Answer[bool]], say: Callable[[str], None]) -> tuple[str, ...]:
+    """The addresses of the nodes that have kept a proof; the others are said.
+
+    Raises:
+        ClusterError: none has.
+    """
+    for answer in answers:
+        if answer.error is not None:
+            say(f"not proven on {answer.node.address}: {answer.error}")
+    kept = tuple(answer.node.address for answer in answers if answer.error is None)
+    if not kept:
+        raise ClusterError(
+            f"no node has kept the proof: {answers[0].error}",
+            where=", ".join(answer.node.address for answer in answers),
+            hint="run prove again when their stores can be written",
+        )
+    return kept
 
 
 def what_it_had(application: str, root: Path | None) -> dict[str, Any]:
@@ -133,6 +167,7 @@ def what_it_had(application: str, root: Path | None) -> dict[str, Any]:
 
 def _boot(
     launch: Launch,
+    name: str,
     node: Node,
     bundle: str,
     root: Path | None,
@@ -140,7 +175,6 @@ def _boot(
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> Proof:
-    name = f"llm-prefetch-prove-{launch.deployment}"
     config = launch.with_environment({})
     with (
         serve_running(launch.serve_options),
@@ -149,15 +183,30 @@ def _boot(
         ),
     ):
         had = ask_node(node, what_it_had, name, root, seconds=_NODE_SECONDS, stop=stop)
-    outcome = Outcome(had.get("outcome", Outcome.NONE))
-    differences = tuple(
-        f"{one['field']}: {one['produced']} -> {one['here']} ({one['fix']})"
+    return _proof(launch.deployment, bundle, node, had)
+
+
+def _proof(deployment: str, bundle: str, node: Node, had: Mapping[str, Any]) -> Proof:
+    """Of what the ledger's row says that the replica had."""
+    found = Evidence(
+        Outcome(had.get("outcome", Outcome.NONE)),
+        str(had.get("reason", "the replica could not tell")),
+        new_kernels=had.get("new_kernels", 0),
+        init_seconds=had.get("init_seconds"),
+    )
+    differences = (
+        Difference(one["field"], one["produced"], one["here"], one["fix"])
         for one in had.get("differences", ())
     )
-    used = outcome is Outcome.HIT or (outcome is Outcome.PARTIAL and not had.get("new_kernels"))
-    reason = str(had.get("reason", "the replica could not tell"))
     return Proof(
-        launch.deployment, bundle, outcome, reason, used, node.address, had.get("init_seconds"), differences
+        deployment,
+        bundle,
+        found.outcome,
+        found.reason,
+        found.used,
+        node.address,
+        found.init_seconds,
+        tuple(map(str, differences)),
     )
 
 

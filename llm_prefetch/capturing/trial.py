@@ -1,7 +1,7 @@
 """One real replica more, for as long as a block lasts: a Serve application of its own, which nothing is routed to.
 
-It is placed by the label that Ray gives each node. Whatever ends the block, the application is
-deleted; what a killed process left is deleted by the next one, as its name is a function of the deployment.
+It is placed by the label that Ray gives each node. Whatever ends the block, the application is deleted; what a killed
+process left is deleted by the next one, as its name is a function of the deployment.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import ray
 
 from llm_prefetch.cluster.asking import ask_node
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.errors import ClusterError
+from llm_prefetch.errors import ClusterError, MissingExtraError
 from llm_prefetch.redact import redact_text
 
 _POLL_SECONDS = 0.5
@@ -33,9 +35,11 @@ def serve_running(options: Mapping[str, Any]) -> Iterator[None]:
     Args:
         options: Of `serve.start`, as the Serve YAML has them: Serve cannot change them while it runs, so what a killed
             process leaves running must be what the next `serve deploy` would have started.
-    """
-    from ray import serve
 
+    Raises:
+        MissingExtraError: Ray Serve is not installed here.
+    """
+    serve = _serve()
     try:
         ray.get_actor(_CONTROLLER, namespace="serve")
     except ValueError:
@@ -48,6 +52,18 @@ def serve_running(options: Mapping[str, Any]) -> Iterator[None]:
     finally:
         if not [app for app in serve.status().applications.values() if app.status != "DELETING"]:
             serve.shutdown()
+
+
+def delete_left(name: str, say: Callable[[str], None]) -> None:
+    """Delete the application that a killed process has left, if it has: its replica holds on to its node.
+
+    Raises:
+        MissingExtraError: Ray Serve is not installed here.
+    """
+    serve = _serve()
+    if name in serve.status().applications:
+        say(f"deleting {name}, which an earlier run has left")
+        serve.delete(name)
 
 
 @contextmanager
@@ -75,11 +91,7 @@ def trial_replica(
     Raises:
         ClusterError: it did not start.
     """
-    from ray import serve
-
-    if name in serve.status().applications:
-        say(f"deleting {name}, which an earlier run has left")
-        serve.delete(name)
+    serve = _serve()
     say(f"starting a replica on {node.address}")
     began = time.monotonic()
     try:
@@ -103,12 +115,23 @@ def trial_replica(
     serve.delete(name)
 
 
+def _serve() -> ModuleType:
+    try:
+        return import_module("ray.serve")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"a replica is started through Ray Serve, which lacks {error.name}",
+            where="this Python",
+            hint="pip install 'ray[serve]'",
+        ) from error
+
+
 def _deploy(name: str, llm_config: dict[str, Any], node: str) -> None:
     """On the node: build the application. Serve places the replica on `node`, and is not waited for."""
-    from ray import serve
-    from ray.serve.llm import LLMConfig, build_llm_deployment
-
     try:
+        from ray import serve
+        from ray.serve.llm import LLMConfig, build_llm_deployment
+
         options = {"placement_group_bundle_label_selector": [{_LABEL: node}]}
         app = build_llm_deployment(LLMConfig(**llm_config), override_serve_options=options)
         serve.run_many(
@@ -126,8 +149,7 @@ def _deploy(name: str, llm_config: dict[str, Any], node: str) -> None:
 
 
 def _wait(name: str, deadline: float, stop: threading.Event, say: Callable[[str], None]) -> None:
-    from ray import serve
-
+    serve = _serve()
     told, message, began = "", "", time.monotonic()
     while time.monotonic() < deadline and not stop.is_set():
         app = serve.status().applications.get(name)

@@ -71,7 +71,7 @@ in this order:
   llm-prefetch stage llama-3-8b.yaml                                 on the node: fetch, verify, go live
   llm-prefetch verify llama-3-8b                                     is it still right?
 
-exit codes: 0 done, 1 the check says no, 2 usage or spec, 3 origin or network, 4 disk, 5 trust"""
+exit codes: 0 done, 1 the check says no, 2 usage or spec, 3 origin, network or cluster, 4 disk, 5 trust"""
 
 
 def make_parser() -> argparse.ArgumentParser:

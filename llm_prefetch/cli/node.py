@@ -16,7 +16,7 @@ from llm_prefetch.paths import is_safe_name
 from llm_prefetch.progress import Progress, size
 from llm_prefetch.record import Verdict, check_record, read_record, records
 from llm_prefetch.spec import Spec, load_spec
-from llm_prefetch.stage import repair
+from llm_prefetch.stage import caches_left_out, repair
 from llm_prefetch.store import NodeStore, open_store
 from llm_prefetch.verify import Check, full_check, quick_check
 
@@ -104,7 +104,11 @@ def _unproven(store: NodeStore, what: str | None) -> str:
     if what and Path(what).is_file() and not (is_safe_name(what) and current_bundle(store, what)):
         deployment = load_spec(what).deployment
     if not is_safe_name(deployment) or current_bundle(store, deployment) is None:
-        raise UsageError("--proven goes with a deployment that is live here", hint="see `llm-prefetch ls`")
+        raise UsageError(
+            "--proven goes with a deployment that is live here",
+            where=str(store.root),
+            hint="see `llm-prefetch ls`",
+        )
     found = proof(store, deployment)
     if found is None:
         return f"{deployment}: no engine was tried with what is live here: see `llm-prefetch prove`"
@@ -161,11 +165,17 @@ def _live(store: NodeStore, deployment: str, *, full: bool, progress: Progress) 
 
 
 def _spec(store: NodeStore, spec: Spec, *, full: bool, progress: Progress) -> list[Check]:
-    """Check the live deployment against the names and pins of `spec`."""
+    """Check the live deployment against the names and pins of `spec`.
+
+    A compile cache that was left out is not missed: the node is ready without it, unless it is `required`.
+    """
     checks = {check.name: check for check in _live(store, spec.deployment, full=full, progress=progress)}
+    left_out = caches_left_out(store, spec.deployment)
     for artifact in spec.artifacts:
         check = checks.get(artifact.name)
-        if check is None:
+        if check is None and artifact.name in left_out and not artifact.required:
+            say(f"{artifact.name} was left out on this node: replicas compile for themselves")
+        elif check is None:
             checks[artifact.name] = Check(
                 artifact.name, "", Verdict.MISSING, f"not live in {spec.deployment}", 0, 0
             )

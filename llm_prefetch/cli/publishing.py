@@ -29,7 +29,11 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         "  llm-prefetch publish --manifest-only s3://bucket/models/llama-3-8b",
     )
     parser.add_argument("src", metavar="SRC", type=Path, nargs="?", help="local folder")
-    parser.add_argument("uri", metavar="URI", help="s3://bucket/prefix or file:///folder")
+    parser.add_argument(
+        "uri",
+        metavar="URI",
+        help="where to: s3://, gs://, abfss:// or az://, file:///folder, or what else fsspec writes, such as sftp://",
+    )
     parser.add_argument("--dry-run", action="store_true", help="compute the version; write nothing")
     parser.add_argument(
         "--manifest-only",

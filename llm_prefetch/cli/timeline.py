@@ -98,7 +98,7 @@ def _timeline(options: argparse.Namespace) -> int:
     else:
         starts = _of(starts, options.deployment)
         if options.compare or options.start is not None:
-            starts = [_find(starts, given) for given in options.compare or [options.start]]
+            starts = [_find(starts, given, options) for given in options.compare or [options.start]]
         else:
             starts = starts[-options.last :]
         if options.html and starts:
@@ -145,11 +145,12 @@ def _of(found: Sequence[_T], deployment: str | None) -> list[_T]:
     return [one for one in found if deployment in (None, one.deployment)]
 
 
-def _find(starts: Sequence[Start], given: str) -> Start:
+def _find(starts: Sequence[Start], given: str, options: argparse.Namespace) -> Start:
     found = [start for start in starts if start.id.startswith(given)]
     if len(found) != 1:
         raise UsageError(
             f"{len(found) or 'no'} starts have an id that begins with {given!r}",
+            where="the cluster" if options.cluster else str(open_store(options.root).ledger),
             hint="`llm-prefetch timeline` lists them",
         )
     return found[0]

@@ -12,7 +12,7 @@ from llm_prefetch.cluster.holders import select_holders
 from llm_prefetch.cluster.ledger_page import ledger_page
 from llm_prefetch.cluster.ledgers import ClusterLedger, collect_ledgers
 from llm_prefetch.cluster.nodes import connected, select_nodes
-from llm_prefetch.cluster.notices import Notice, notices
+from llm_prefetch.cluster.notices import Notice, notices, reconciled
 from llm_prefetch.cluster.outcome import NodeOutcome, Outcome
 from llm_prefetch.cluster.planning import ClusterPlan, plan_cluster
 from llm_prefetch.cluster.reconcile import reconcile_cluster
@@ -46,6 +46,7 @@ __all__ = [
     "plan_cluster",
     "plan_summary",
     "reconcile_cluster",
+    "reconciled",
     "require_complete",
     "require_planned",
     "require_ready",

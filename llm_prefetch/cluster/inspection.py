@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_prefetch import ledger
 from llm_prefetch.caches import KIND
 from llm_prefetch.errors import disk_error
 from llm_prefetch.holds import Hold, read_hold
@@ -14,9 +13,10 @@ from llm_prefetch.live import Member, check_deployment
 from llm_prefetch.manifest import Manifest
 from llm_prefetch.record import Finding, Verdict, read_record
 from llm_prefetch.spec import Spec
+from llm_prefetch.stage import caches_left_out
 from llm_prefetch.stage_caches import LeftOut, find_trusted
 from llm_prefetch.stop import Stop
-from llm_prefetch.store import NodeStore, open_store
+from llm_prefetch.store import open_store
 
 _ORIGIN_SECONDS = 60.0
 
@@ -75,17 +75,13 @@ def live_bundle(deployment: str, root: Path | None) -> LiveBundle:
         for member, record in zip(check.members, records, strict=True)
     )
     hold = read_hold(store, deployment, check.bundle)
-    return LiveBundle(check.bundle, check.verdict, check.reason, members, hold, _left_out(store, deployment))
+    left_out = caches_left_out(store, deployment)
+    return LiveBundle(check.bundle, check.verdict, check.reason, members, hold, left_out)
 
 
 def core(members: Sequence[Member]) -> frozenset[tuple[str, str]]:
     """Names and versions of all `members` but compile caches."""
     return frozenset((member.name, member.version) for member in members if member.kind != KIND)
-
-
-def _left_out(store: NodeStore, deployment: str) -> frozenset[str]:
-    rows = [row for row in ledger.read(store, "stage") if row.get("deployment") == deployment]
-    return frozenset(str(left["name"]) for left in rows[-1].get("left_out", ())) if rows else frozenset()
 
 
 def wanted_by(spec: Spec) -> tuple[Wanted, ...]:

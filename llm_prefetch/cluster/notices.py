@@ -4,7 +4,7 @@
     llm-prefetch.bundle.stage-failed   they are not, or the run could not begin; about the same
     llm-prefetch.node.ready            this run made a node ready; about llm-prefetch.node.<host>
 
-A run that finds everything there announces the first alone.
+A `stage` that finds everything there announces the first alone; a `reconcile` that does announces nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
+from llm_prefetch.cluster.outcome import Outcome
 from llm_prefetch.cluster.reports import ClusterReport, NodeReport
 from llm_prefetch.errors import PrefetchError
 from llm_prefetch.redact import redact_text
@@ -30,7 +31,7 @@ class BundlePayload(TypedDict):
     deployment: str
     bundle: str
     versions: dict[str, str]
-    """By artifact; empty where no node is ready."""
+    """By artifact; empty where the run staged on no node."""
     nodes: int
     ready: int
     needed: int
@@ -69,23 +70,43 @@ class Notice:
 
 def notices(deployment: str, report: ClusterReport | None, error: PrefetchError | None) -> list[Notice]:
     """What to announce of a run that ended with `report`, or with `error`, or with both."""
+    event = STAGED if error is None else STAGE_FAILED
+    return _notices(event, deployment, report, report, error or (report.first_error if report else None))
+
+
+def reconciled(deployment: str, report: ClusterReport, outcome: Outcome) -> list[Notice]:
+    """What to announce of a run that staged on those nodes of `outcome` that lacked it: whether the whole is ready."""
+    try:
+        outcome.require_ready()
+    except PrefetchError as error:
+        return _notices(STAGE_FAILED, deployment, report, outcome, error)
+    first = next((node.error for node in outcome.nodes if node.error is not None), None)
+    return _notices(STAGED, deployment, report, outcome, first)
+
+
+def _notices(
+    event: str,
+    deployment: str,
+    report: ClusterReport | None,
+    whole: ClusterReport | Outcome | None,
+    error: PrefetchError | None,
+) -> list[Notice]:
+    """What was done is in `report`, and how all the nodes are in `whole`."""
     nodes = report.nodes if report else ()
     staged = report.staged if report else None
-    first = error or (report.first_error if report else None)
     bundle = BundlePayload(
         deployment=deployment,
         bundle=staged.bundle if staged else "",
         versions={artifact.name: artifact.version for artifact in staged.artifacts} if staged else {},
-        nodes=len(nodes),
-        ready=report.ready_nodes if report else 0,
-        needed=report.needed if report else 0,
-        failed=len(report.failed) if report else 0,
+        nodes=len(whole.nodes) if whole else 0,
+        ready=whole.ready_nodes if whole else 0,
+        needed=whole.needed if whole else 0,
+        failed=sum(node.error is not None for node in whole.nodes) if whole else 0,
         fetched_bytes=sum(node.report.fetched_bytes for node in nodes if node.report),
         reused_bytes=sum(node.report.reused_bytes for node in nodes if node.report),
-        error=first.code if first else "",
-        message=redact_text(str(first)) if first else "",
+        error=error.code if error else "",
+        message=redact_text(str(error)) if error else "",
     )
-    event = STAGE_FAILED if error is not None else STAGED
     return [
         Notice(event, BUNDLE + deployment, deployment, bundle, {}),
         *(_of_node(deployment, node) for node in nodes if node.changed),

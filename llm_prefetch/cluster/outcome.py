@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_prefetch.cluster.reports import Node
+from llm_prefetch.cluster.summary import SHOWN_NODES, cell, table
 from llm_prefetch.errors import NotReadyError, PrefetchError
 from llm_prefetch.record import Verdict
-
-_SHOWN_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +79,18 @@ class Outcome:
             f"## {title}",
             f"{self.ready_nodes} of {len(self.nodes)} nodes are ready, {self.needed} needed.",
         ]
-        lines += [f"**{_cell(text)}**" for text in (str(self.refusal or ""), self.note) if text]
+        lines += [f"**{cell(text)}**" for text in (str(self.refusal or ""), self.note) if text]
         done = Counter(one.did for one in self.nodes if one.did)
         if done:
             lines.append(", ".join(f"{count} {did}" for did, count in sorted(done.items())) + ".")
         bad = [one for one in self.nodes if not one.ready]
         if bad:
             rows = [
-                f"| {one.node.address} | {one.verdict} | {_cell(str(one.error or one.reason))} |"
-                for one in bad[:_SHOWN_NODES]
+                [one.node.address, one.verdict, str(one.error or one.reason)] for one in bad[:SHOWN_NODES]
             ]
-            lines.append("\n".join(["| node | verdict | why |", "|---|---|---|", *rows]))
-        if len(bad) > _SHOWN_NODES:
-            lines.append(f"{len(bad) - _SHOWN_NODES} more are in the table.")
+            lines.append(table(["node", "verdict", "why"], rows))
+        if len(bad) > SHOWN_NODES:
+            lines.append(f"{len(bad) - SHOWN_NODES} more are in the table.")
         return "\n\n".join(lines) + "\n"
 
     def require_ready(self) -> None:
@@ -121,7 +119,3 @@ class Outcome:
             where=bad.node.address,
             hint="see the table of the nodes",
         )
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -63,6 +63,7 @@ class Pins:
             if name in staged and staged[name].version != manifest.version:
                 raise OriginChangedError(
                     f"{name!r} became {staged[name].version}, while other nodes staged {manifest.version}",
+                    where=f"the origin of {name}",
                     hint="the origin changes while it is read; stage again when it is complete",
                 )
 

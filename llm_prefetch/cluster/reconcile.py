@@ -46,7 +46,7 @@ def reconcile_cluster(
     Args:
         spec: What to hold.
         nodes: Where.
-        stage: Stages what it is given on the nodes it is given; not called when nothing lacks.
+        stage: Stages what it is given on all the nodes it is given; not called when nothing lacks.
         root: Root of the node store; `None` leaves it to the nodes.
         dry_run: Only say what would be done.
         stop: When set, the nodes stop.
@@ -59,7 +59,10 @@ def reconcile_cluster(
     before = decision.outcome
     if dry_run or not decision.lacking:
         return before
-    done = _staged(decision.lacking, stage(decision.spec, [one.node for one in decision.lacking]))
+    # How many of all nodes must be ready says nothing about the few that lack it.
+    policy = decision.spec.policy.model_copy(update={"min_ready": "all"})
+    to_stage = decision.spec.model_copy(update={"policy": policy})
+    done = _staged(decision.lacking, stage(to_stage, [one.node for one in decision.lacking]))
     if decision.hold is not None:
         done = _held(done, spec.deployment, decision.hold, root, stop)
     return replace(before, nodes=tuple(done.get(one.node.id, one) for one in before.nodes))

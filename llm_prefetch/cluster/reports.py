@@ -114,7 +114,10 @@ def require_ready(report: ClusterReport) -> None:
         return
     count = f"{report.ready_nodes} of {len(report.nodes)} nodes are ready, {report.needed} are needed"
     if not report.failed:
-        raise NotReadyError(count, hint="see the verdicts of the nodes, or lower policy.min_ready")
+        where = next((node.node.address for node in report.nodes if not node.ready), "the Ray cluster")
+        raise NotReadyError(
+            count, where=where, hint="see the verdicts of the nodes, or lower policy.min_ready"
+        )
     first, *others = report.failed
     error = first.error
     assert error is not None  # noqa: S101 (for the type checker)

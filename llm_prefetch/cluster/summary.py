@@ -12,7 +12,8 @@ from llm_prefetch.progress import size
 from llm_prefetch.redact import redact
 from llm_prefetch.spec import Artifact, Spec
 
-_SHOWN_NODES = 64
+SHOWN_NODES = 64
+"""Rows of a table on a page; all of them are in the table of the run."""
 _BROWSABLE = ("https://", "http://")
 
 
@@ -39,7 +40,7 @@ def plan_summary(spec: Spec, plan_id: str, rows: Sequence[dict[str, Any]]) -> st
         "Nothing was staged.",
         apply,
         _artifacts(spec, None),
-        _table(list(rows[0]), [[str(value) for value in row.values()] for row in rows[:_SHOWN_NODES]])
+        table(list(rows[0]), [[str(value) for value in row.values()] for row in rows[:SHOWN_NODES]])
         if rows
         else "",
     ]
@@ -76,9 +77,9 @@ def _what_next(error: PrefetchError | None) -> list[str]:
     if error is None:
         return []
     where = f" (`{error.where}`)" if error.where else ""
-    what = f"**{error.code}**: {_cell(error.message)}{where}"
+    what = f"**{error.code}**: {cell(error.message)}{where}"
     again = "The same again may succeed." if error.retryable else ""
-    hint = f"**What next**: {_cell(error.hint)}." if error.hint else ""
+    hint = f"**What next**: {cell(error.hint)}." if error.hint else ""
     return [what, " ".join(filter(None, [hint, again, "What is done is kept on the nodes."]))]
 
 
@@ -100,7 +101,7 @@ def _artifacts(spec: Spec, report: ClusterReport | None) -> str:
                 f"`{_manifest(artifact)}`" if report and artifact.name in report.published else "",
             ]
         )
-    return _table(["artifact", "kind", "version", "size", "origin", "published manifest"], rows)
+    return table(["artifact", "kind", "version", "size", "origin", "published manifest"], rows)
 
 
 def _bundle(report: ClusterReport) -> str:
@@ -111,10 +112,10 @@ def _bundle(report: ClusterReport) -> str:
 def _verdicts(report: ClusterReport) -> str:
     """Every node up to a bound, those that failed first; all of them are in the run's table."""
     nodes = sorted(report.nodes, key=lambda node: node.ready)
-    rows = [_verdict(node) for node in nodes[:_SHOWN_NODES]]
+    rows = [_verdict(node) for node in nodes[:SHOWN_NODES]]
     left = len(nodes) - len(rows)
     more = f"\n\n{_nodes(left)} more are in the table." if left > 0 else ""
-    return _table(["node", "verdict", "to stage", "fetched", "reused", "seconds", "error"], rows) + more
+    return table(["node", "verdict", "to stage", "fetched", "reused", "seconds", "error"], rows) + more
 
 
 def _verdict(node: NodeReport) -> list[str]:
@@ -132,11 +133,12 @@ def _verdict(node: NodeReport) -> list[str]:
     return [node.node.address, str(node.verdict), *numbers, str(node.error or "")]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(cell(text) for text in line)} |" for line in lines)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """`text` on one line, where no bar of its own ends a column."""
     return " ".join(text.split()).replace("|", "\\|")

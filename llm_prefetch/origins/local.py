@@ -44,7 +44,7 @@ class LocalOrigin:
                 file = Path(folder, name)
                 path = file.relative_to(self._folder).as_posix()
                 try:
-                    yield _info(path, file.stat())
+                    yield _info(path, file.stat(), self.uri)
                 except FileNotFoundError as error:
                     raise OriginError(
                         f"{path!r} is a dangling link", where=self.uri, hint="mend or remove it"
@@ -56,7 +56,7 @@ class LocalOrigin:
         """The file at `path`; a folder is none, as it is none in a bucket."""
         try:
             found = (self._folder / path).stat()
-            return None if stat.S_ISDIR(found.st_mode) else _info(path, found)
+            return None if stat.S_ISDIR(found.st_mode) else _info(path, found, self.uri)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -89,7 +89,7 @@ class LocalOrigin:
                 shutil.copyfileobj(body, file, 2**20)
                 file.flush()
                 os.fsync(file.fileno())
-            tag = _info(path, temporary.stat()).etag
+            tag = _info(path, temporary.stat(), self.uri).etag
             temporary.replace(target)
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class LocalReader:
             except OSError as error:
                 raise self._explain(error, item.path) from error
             self._path = item.path
-        found = _info(item.path, os.fstat(self._fd))
+        found = _info(item.path, os.fstat(self._fd), str(self._folder))
         if found.size != item.size or (item.etag and found.etag != item.etag):
             raise OriginChangedError(
                 f"{item.path!r} has {found.size} bytes at the origin where {item.size} were expected"
@@ -157,7 +157,7 @@ class LocalReader:
                 where=str(self._folder),
                 hint="publish the folder again, then stage",
             )
-        return LocalBody(self._fd, start, length, item.path)
+        return LocalBody(self._fd, start, length, self._folder / item.path)
 
     def close(self) -> None:
         """Close the file."""
@@ -169,8 +169,8 @@ class LocalReader:
 class LocalBody:
     """A range of an open file."""
 
-    def __init__(self, fd: int, start: int, length: int, path: str) -> None:
-        """Read `length` bytes from byte `start`."""
+    def __init__(self, fd: int, start: int, length: int, path: Path) -> None:
+        """Read `length` bytes from byte `start`; `path` is where they lie."""
         self._fd, self._at, self._left, self._path = fd, start, length, path
 
     def readinto(self, buffer: memoryview, /) -> int:
@@ -179,14 +179,18 @@ class LocalBody:
             count = os.preadv(self._fd, [buffer[: self._left]], self._at) if self._left else 0
         except OSError as error:
             raise OriginUnavailableError(
-                f"cannot read {self._path!r}: {error.strerror}", hint="check its disk, then stage again"
+                f"cannot read {self._path.name!r}: {error.strerror}",
+                where=str(self._path),
+                hint="check its disk, then stage again",
             ) from error
         self._at += count
         self._left -= count
         return count
 
 
-def _info(path: str, found: os.stat_result) -> ObjectInfo:
+def _info(path: str, found: os.stat_result, where: str) -> ObjectInfo:
     if not stat.S_ISREG(found.st_mode):
-        raise OriginError(f"{path!r} is not a regular file", hint="publish only files and folders")
+        raise OriginError(
+            f"{path!r} is not a regular file", where=where, hint="publish only files and folders"
+        )
     return ObjectInfo(path, found.st_size, f"{found.st_mtime_ns:x}-{found.st_ino:x}")

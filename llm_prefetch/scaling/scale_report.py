@@ -23,16 +23,22 @@ class StartSeen:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """One replica at the end. `new`: it came up in this run; `staged`: its node was verified before Serve was asked."""
+    """One replica at the end; it is `new` if it came up in this run."""
 
     id: str
     node: str
     state: str
     new: bool
-    staged: bool
+    bundle: str = ""
+    """What was verified on its node before Serve was asked; empty where nothing was."""
     start: StartSeen | None = None
 
-    def trouble(self, bundle: str, *, require_hit: bool) -> str:
+    @property
+    def staged(self) -> bool:
+        """Whether its node was verified before Serve was asked."""
+        return bool(self.bundle)
+
+    def trouble(self, *, require_hit: bool) -> str:
         """What keeps a new replica from counting as warm; empty where nothing does."""
         if not self.new:
             return ""
@@ -44,7 +50,7 @@ class ReplicaReport:
             return f"the ledger of {self.node} knows of no start of {self.id}"
         if self.start.verdict != Verdict.HIT:
             return f"{self.id} found {self.start.verdict} on {self.node} and came up by {self.start.rung}"
-        if self.start.bundle != bundle:
+        if self.start.bundle != self.bundle:
             return f"{self.id} came up from another generation than the one that was verified on {self.node}"
         return ""
 
@@ -57,7 +63,6 @@ class ScaleReport:
     before: int
     wanted: int
     asked: int = 0
-    bundle: str = ""
     replicas: tuple[ReplicaReport, ...] = ()
     replaced: tuple[str, ...] = ()
     """Replicas that ran when Serve was asked and are gone, although nobody asked for that."""
@@ -70,7 +75,7 @@ class ScaleReport:
     def troubles(self) -> list[str]:
         """What is not as it should be although all replicas run."""
         require_hit = self.target.require_hit
-        found = [replica.trouble(self.bundle, require_hit=require_hit) for replica in self.replicas]
+        found = [replica.trouble(require_hit=require_hit) for replica in self.replicas]
         gone = f"Serve has replaced replicas that ran before: {', '.join(self.replaced)}"
         return [trouble for trouble in [*found, gone if self.replaced else ""] if trouble]
 
@@ -96,7 +101,7 @@ class ScaleReport:
                 "new": replica.new,
                 "staged": replica.staged,
                 "start": replica.start.verdict if replica.start else "",
-                "reason": replica.trouble(self.bundle, require_hit=self.target.require_hit),
+                "reason": replica.trouble(require_hit=self.target.require_hit),
             }
             for replica in self.replicas
         ]

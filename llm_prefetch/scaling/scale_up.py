@@ -118,8 +118,8 @@ class _Run:
     wanted: int = 0
     asked: int = 0
     accepted: bool = False
-    bundle: str = ""
-    ready: frozenset[str] = frozenset()
+    bundles: Mapping[str, str] = field(default_factory=dict)
+    """What was verified, by node id; compile caches differ among nodes that differ."""
     starts: Mapping[str, StartSeen] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
 
@@ -153,21 +153,20 @@ class _Run:
             )
 
     def verify(self) -> None:
-        """Enough nodes are ready, all of them with one bundle, and its compile cache is proven where that is wanted."""
+        """Enough nodes are ready, all with the same versions, and compile caches are proven where that is wanted."""
         answers = self.cluster.live()
         found = {answer.node: answer.value for answer in answers if answer.value is not None}
         ready = [node for node, live in found.items() if live.verdict is Verdict.HIT]
-        bundles = {found[node].bundle for node in ready}
-        if len(ready) < max(1, self.spec.policy.needed(len(answers))) or len(bundles) != 1:
+        generations = {found[node].core for node in ready}
+        if len(ready) < max(1, self.spec.policy.needed(len(answers))) or len(generations) != 1:
             bad = next((answer for answer in answers if answer.node not in ready), None)
             why = bad and f"; {bad.node.address}: {bad.error or (bad.value and bad.value.reason)}"
             raise NotReadyError(
-                f"{len(ready)} of {len(answers)} nodes are ready, with {len(bundles)} generations{why or ''}",
+                f"{len(ready)} of {len(answers)} nodes are ready, with {len(generations)} generations{why or ''}",
                 where=self.spec.deployment,
                 hint="another staging or a rollback came between: run this again",
             )
-        (self.bundle,) = bundles
-        self.ready = frozenset(node.id for node in ready)
+        self.bundles = {node.id: found[node].bundle for node in ready}
         if self.target.require_proof:
             self._require_proof(ready)
 
@@ -261,7 +260,7 @@ class _Run:
                 replica.address,
                 replica.state,
                 new=replica.id not in self._ran,
-                staged=replica.node in self.ready,
+                bundle=self.bundles.get(replica.node, ""),
                 start=self.starts.get(replica.name),
             )
             for replica in self.after.replicas
@@ -272,7 +271,6 @@ class _Run:
             self.before.target,
             self.wanted,
             self.asked,
-            self.bundle,
             replicas,
             replaced=tuple(sorted(self._ran - left)),
             steps=self.steps,

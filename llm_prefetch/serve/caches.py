@@ -1,7 +1,8 @@
 """The staged compile cache in the replica: checked, installed if it is not, and made the engine's.
 
 Whatever is wrong with it, the engine starts without and compiles for itself; the log and the ledger say why. A start
-that used a cache and failed, or died, marks it: the next start on this node does without.
+that used a cache and failed, or died, marks it: the next start on this node does without. Workers on other nodes read
+the cache of their own node, from the same path: it is checked there, and what one of them may not use, none gets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from llm_prefetch.caches.install import (
 )
 from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.caches.quarantine import Mark, begin, end, find_mark, mark_broken, mark_those_that_died
-from llm_prefetch.errors import DiskError, PrefetchError, TrustError
+from llm_prefetch.errors import DiskError, NotReadyError, PrefetchError, TrustError
 from llm_prefetch.live import UNVOUCHED, DeploymentCheck, Member
 from llm_prefetch.record import Finding, Verdict
 from llm_prefetch.redact import redact_text
@@ -96,6 +97,7 @@ def offer_cache(
     runtime_env: MutableMapping[str, Any] | None = None,
     environment: MutableMapping[str, str] | None = None,
     node: Node | None = None,
+    elsewhere: Mapping[str, Finding] | None = None,
 ) -> StartCache | None:
     """Give the engine that is about to start the first cache of its bundle that fits. Never raises.
 
@@ -108,6 +110,7 @@ def offer_cache(
         runtime_env: The one of the callback's context: Ray makes the engine's configuration in a task that has it.
         environment: What the engine inherits: `os.environ`.
         node: What is asked for the facts of this node.
+        elsewhere: The caches that workers on other nodes may not use, and why.
 
     Returns:
         What the start has of the caches; `None` where none is staged.
@@ -122,14 +125,10 @@ def offer_cache(
     refused: list[StartCache] = []
     for member in members:
         try:
-            found = _try(start, store, check, member, llm_config, env, node)
-        except TrustError as error:
-            found = StartCache(Verdict.UNTRUSTED, member.name, reason=str(error))
-        except (PrefetchError, OSError) as error:
-            found = StartCache(Verdict.CORRUPT, member.name, reason=str(error))
+            found = _try(start, store, check, member, llm_config, env, node, elsewhere or {})
         except Exception as error:  # noqa: BLE001 (a cache must not keep an engine from starting)
-            _log.exception("llm-prefetch: the compile cache %s cannot be used", member.name)
-            found = StartCache(Verdict.CORRUPT, member.name, reason=f"{type(error).__name__}: {error}")
+            why = _refusal(member, error)
+            found = StartCache(why.verdict, member.name, reason=why.reason)
         if found.version:
             _log.info("llm-prefetch: compile cache %s %s offered", found.name, found.version[:15])
             if runtime_env is not None:
@@ -145,6 +144,23 @@ def offer_cache(
     return StartCache(refused[0].verdict, refused[0].name, reason=reason)
 
 
+def caches_for_workers(
+    store: NodeStore, check: DeploymentCheck, node: Node | None = None
+) -> dict[str, Finding]:
+    """On another node of a replica: whether its workers here may use each cache of the bundle. Never raises.
+
+    As `offer_cache`, but for what only the replica knows of the launch.
+    """
+    found = {}
+    for member in check.members:
+        if member.kind == KIND:
+            try:
+                found[member.name] = _usable(store, check, member, node)
+            except Exception as error:  # noqa: BLE001 (as above)
+                found[member.name] = _refusal(member, error)
+    return found
+
+
 def _try(
     start: str,
     store: NodeStore,
@@ -153,12 +169,12 @@ def _try(
     llm_config: Any,  # noqa: ANN401 (as above)
     env: MutableMapping[str, str],
     node: Node | None,
+    elsewhere: Mapping[str, Finding],
 ) -> StartCache:
     finding = _staged(store, check, member)
     if finding.verdict is not Verdict.HIT:
         return StartCache(finding.verdict, member.name, reason=finding.reason)
-    where = str(store.manifest(member.name, member.version))
-    produced = parse_identity(committed_manifest(store, member.name, member.version).identity, where)
+    produced = _produced(store, member)
     root = cache_root(store, check.deployment)
     values = _as_captured(cache_environment(root, produced.platform), produced)
     wanted = dict(env)
@@ -167,9 +183,10 @@ def _try(
     fit = compatible(produced, Identity.of_this_node(model, llm_config.engine_kwargs, wanted, node=node))
     if fit.verdict is not Verdict.HIT:
         return StartCache(fit.verdict, member.name, reason=fit.reason)
-    if check_installed(store, check.deployment, member.version):
-        install(store, check.deployment, member.name, member.version, seconds=_INSTALL_SECONDS)
-    check_own(root)
+    refused = elsewhere.get(member.name)
+    if refused is not None:
+        return StartCache(refused.verdict, member.name, reason=refused.reason)
+    _make_installed(store, check, member)
     held = begin(store, Mark(member.name, member.version, check.deployment, "", start))
     set_environment(env, values)
     return StartCache(
@@ -181,6 +198,39 @@ def _try(
         held=held,
         environment=values,
     )
+
+
+def _usable(store: NodeStore, check: DeploymentCheck, member: Member, node: Node | None) -> Finding:
+    finding = _staged(store, check, member)
+    if finding.verdict is not Verdict.HIT:
+        return finding
+    fit = compatible(_produced(store, member), Identity.of_this_node(node=node))
+    if fit.verdict is Verdict.HIT:
+        _make_installed(store, check, member)
+    return Finding(fit.verdict, fit.reason)
+
+
+def _produced(store: NodeStore, member: Member) -> Identity:
+    where = str(store.manifest(member.name, member.version))
+    return parse_identity(committed_manifest(store, member.name, member.version).identity, where)
+
+
+def _make_installed(store: NodeStore, check: DeploymentCheck, member: Member) -> None:
+    if check_installed(store, check.deployment, member.version):
+        install(store, check.deployment, member.name, member.version, seconds=_INSTALL_SECONDS)
+    check_own(cache_root(store, check.deployment))
+
+
+def _refusal(member: Member, error: Exception) -> Finding:
+    """What an error says of a cache."""
+    if isinstance(error, TrustError):
+        return Finding(Verdict.UNTRUSTED, str(error))
+    if isinstance(error, NotReadyError):  # it cannot be installed now
+        return Finding(Verdict.MISSING, str(error))
+    if isinstance(error, PrefetchError | OSError):
+        return Finding(Verdict.CORRUPT, str(error))
+    _log.error("llm-prefetch: the compile cache %s cannot be used", member.name, exc_info=error)
+    return Finding(Verdict.CORRUPT, f"{type(error).__name__}: {error}")
 
 
 def _staged(store: NodeStore, check: DeploymentCheck, member: Member) -> Finding:

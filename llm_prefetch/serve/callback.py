@@ -20,7 +20,7 @@ from llm_prefetch.caches import KIND as COMPILE_CACHE
 from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.errors import NotReadyError
 from llm_prefetch.serve.group import Group, running
-from llm_prefetch.serve.group_node import Download
+from llm_prefetch.serve.group_node import Download, refused_caches
 from llm_prefetch.serve.ladder import Ladder, Note, Rung, followed
 from llm_prefetch.serve.loading import point_engine
 from llm_prefetch.serve.ray_api import CallbackBase, replica_name
@@ -141,14 +141,21 @@ class PrefetchCallback(CallbackBase):
     async def _offer_cache(self) -> None:
         """Give the engine its compile cache, if one is staged, and note what there was before it starts."""
         start, staged = starting(self._start), self.generation
-        kinds = {member.kind for member in staged[1].members} if staged else set()
-        if start is None or (COMPILE_CACHE not in kinds and CAPTURING not in os.environ):
+        members = staged[1].members if staged else ()
+        names = [member.name for member in members if member.kind == COMPILE_CACHE]
+        if start is None or (not names and CAPTURING not in os.environ):
             return  # and nothing is imported for it
         from llm_prefetch.serve.caches import offer_cache
         from llm_prefetch.serve.compile_watch import watch_compile
 
+        group = running(self._start)
         start.cache = await asyncio.to_thread(
-            offer_cache, start.id, self.llm_config, staged, runtime_env=self.ctx.runtime_env
+            offer_cache,
+            start.id,
+            self.llm_config,
+            staged,
+            runtime_env=self.ctx.runtime_env,
+            elsewhere={} if group is None else await refused_caches(group.others.values(), names),
         )
         refused = start.cache.reason if start.cache is not None else ""
         start.watch = await asyncio.to_thread(watch_compile, self.llm_config, staged, refused)

@@ -197,11 +197,17 @@ class Group:
         assert self._placement is not None  # noqa: S101 (who calls this has looked)
         told = time.monotonic()
         ends = told + (min(self._seconds, _AGAIN_SECONDS) if self._names else self._seconds)
+        last: PrefetchError | None = None
         while True:
             try:
                 async with asyncio.timeout(max(0.0, ends - time.monotonic())):
                     return await asked
+            except TimeoutError:
+                if last is None:
+                    raise
+                raise last from None  # it says more
             except PrefetchError as error:
+                last = error
                 if time.monotonic() + _POLL_SECONDS > ends:
                     raise
                 if time.monotonic() - told > _LOG_SECONDS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_prefetch.errors import FallbackError, PrefetchError
 from llm_prefetch.live import DeploymentCheck
-from llm_prefetch.record import Verdict
+from llm_prefetch.record import Finding, Verdict
 from llm_prefetch.redact import redact_text
 from llm_prefetch.serve.ladder import Note, described
 from llm_prefetch.serve.start import Start
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ray.serve.llm_prefetch")
 _POLL_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
+_CACHE_SECONDS = 60.0  # a cache that is not installed there is copied
 _ABANDON_SECONDS = 8.0  # a staging process has five to end
 _REASON_CHARACTERS = 300
 
@@ -107,10 +108,21 @@ class NodeActor:
         self._node.start.id = start
         self._note = Note()
         self._work: asyncio.Future[str] | None = None
+        self._check: DeploymentCheck | None = None
 
     async def check(self) -> DeploymentCheck:
         """The check; on a hit the lock and a lease are held from then on."""
-        return self._node.start.check()
+        self._check = self._node.start.check()
+        return self._check
+
+    async def caches(self) -> dict[str, Finding]:
+        """Whether workers here may use each compile cache that is staged; what is not installed is, first."""
+        store, check = self._node.start.store, self._check
+        if store is None or check is None:
+            return {}
+        from llm_prefetch.serve.caches import caches_for_workers
+
+        return await asyncio.to_thread(caches_for_workers, store, check)
 
     async def look(self) -> tuple[str, str]:
         """The bundle that is ready now, if one is, and what is going on."""
@@ -189,6 +201,16 @@ class OtherNode:
             return answer
         return DeploymentCheck(deployment, "", Verdict.MISSING, reason, (), ())
 
+    async def caches(self) -> Mapping[str, Finding] | Finding:
+        """Whether workers there may use each compile cache that is staged there, or why that is not known."""
+        try:
+            answer: Mapping[str, Finding] = await self._ask("caches", _CACHE_SECONDS)
+        except TimeoutError:
+            return Finding(Verdict.MISSING, f"no answer in {_CACHE_SECONDS:.3g} s")
+        except Exception as error:  # noqa: BLE001 (as above)
+            return Finding(Verdict.MISSING, f"it cannot be asked: {named(error)}")
+        return answer
+
     async def look(self) -> tuple[str, str]:
         """The bundle that is ready now, if one is, and what is going on."""
         try:
@@ -260,6 +282,18 @@ class OtherNode:
         if isinstance(answer, PrefetchError):
             raise answer
         return str(answer)
+
+
+async def refused_caches(nodes: Iterable[OtherNode], names: Collection[str]) -> dict[str, Finding]:
+    """Of the compile caches called so, those that the workers on one of the nodes may not use, and why."""
+    asked, unknown = list(nodes), Finding(Verdict.MISSING, "it is not staged")
+    refused: dict[str, Finding] = {}
+    for node, answer in zip(asked, await asyncio.gather(*(node.caches() for node in asked)), strict=True):
+        for name in names:
+            found = answer if isinstance(answer, Finding) else answer.get(name, unknown)
+            if found.verdict is not Verdict.HIT:
+                refused.setdefault(name, Finding(found.verdict, f"{node.name}: {found.reason}"))
+    return refused
 
 
 def named(error: BaseException) -> str:

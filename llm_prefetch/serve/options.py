@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from pydantic import (
 )
 
 from llm_prefetch.errors import SpecError
+from llm_prefetch.names import is_uuid
 from llm_prefetch.paths import NAME_PATTERN
 from llm_prefetch.plugins.options import PluginNames
 
@@ -70,7 +70,7 @@ class PrefectOptions(BaseModel):
     @field_validator("deployment")
     @classmethod
     def _flow_and_name_or_id(cls, name: str | None) -> str | None:
-        if name is not None and not _is_uuid(name) and not all(name.partition("/")):
+        if name is not None and not is_uuid(name) and not all(name.partition("/")):
             raise ValueError("neither flow/deployment nor a UUID")
         return name
 
@@ -148,7 +148,7 @@ class CallbackOptions(BaseModel):
         if (
             "prefect" in self.on_miss
             and "/" not in self.prefect_deployment
-            and not _is_uuid(self.prefect_deployment)
+            and not is_uuid(self.prefect_deployment)
         ):
             raise ValueError(
                 "deployment: on_miss names `prefect`, so write it as flow/deployment, such as stage/llama-3-8b"
@@ -158,7 +158,7 @@ class CallbackOptions(BaseModel):
     @property
     def by_id(self) -> bool:
         """Whether `deployment` is a UUID."""
-        return _is_uuid(self.deployment)
+        return is_uuid(self.deployment)
 
     @property
     def live_name(self) -> str:
@@ -191,10 +191,3 @@ def parse_options(arguments: dict[str, Any]) -> CallbackOptions:
             where="the Serve YAML",
             hint=f"known: {', '.join(CallbackOptions.model_fields)}",
         ) from None  # what was given may hold a secret
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False

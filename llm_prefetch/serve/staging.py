@@ -150,7 +150,10 @@ def _answer(output: IO[bytes], exit_code: int) -> dict[str, Any]:
         answer = {}
     if exit_code == 0 and "fetched" in answer:
         return answer
+    if answer.get("error"):
+        raise FallbackError(answer["error"], hint="")  # one line, which says where and what next
     raise FallbackError(
-        answer.get("error", "") or f"the staging process ended with {exit_code}",
-        hint="" if "error" in answer else "see the replica's standard error",
+        f"the staging process ended with {exit_code}",
+        where="llm_prefetch.serve.staging_process",
+        hint="see the replica's standard error",
     )

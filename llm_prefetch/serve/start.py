@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ray.serve.llm_prefetch")
 _LOCK_SECONDS = 5.0
 _REASON_CHARACTERS = 500
+_CHECK = "verify"
+"""What the check is called among the steps."""
 
 
 class Start:
@@ -93,7 +96,7 @@ class Start:
             self._let_go()
         self._checked = time.monotonic()
         self._seconds = self._checked - began
-        self.steps.append(("verify", time.time() - self._seconds, self._seconds))
+        self.steps.append((_CHECK, time.time() - self._seconds, self._seconds))
         return check
 
     def check_plugins(self) -> DeploymentCheck:
@@ -146,8 +149,12 @@ class Start:
         **facts: Any,  # noqa: ANN401 (any JSON value)
     ) -> None:
         """The ledger's row: what the `first` check said, the rung that the replica starts by, and other `facts`."""
+        checked = next((seconds for step, _, seconds in self.steps if step == _CHECK), 0.0)
+        if self.store is None:  # nobody has looked at this node, or there was no store then
+            with contextlib.suppress(PrefetchError):
+                self.store = open_store(self.options.root)
         self.steps += [(attempt.rung, attempt.began, attempt.seconds) for attempt in attempts]
-        self._told = (first.verdict, rung, self.steps[0][2])
+        self._told = (first.verdict, rung, checked)
         if self.store is not None:
             ledger.append(
                 self.store,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def descriptions(deployment: dict[str, Any]) -> list[str]:
     ]
     fields = [field for model in shown for field in model["properties"].values()]
     assert len(fields) > 15
-    return [re.sub(r"`|<.*", "", field["description"]).strip() for field in fields]
+    return [field["description"].replace("`", "").strip() for field in fields]
 
 
 def picture(page: Page, name: str) -> None:

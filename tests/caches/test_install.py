@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import time
 
 import pytest
 
 from llm_prefetch import leases
+from llm_prefetch.caches.aside import set_aside
 from llm_prefetch.caches.install import (
     cache_environment,
     cache_root,
     check_installed,
+    discard,
     install,
     set_environment,
 )
@@ -21,6 +22,7 @@ from llm_prefetch.errors import DigestError, LockTimeoutError, NotReadyError, Tr
 from llm_prefetch.stage import stage
 from llm_prefetch.store import locked, release
 from tests.caches.made import ANY, CACHE, GRAPH, INSTALLED, make_spec, publish_cache, stage_cache
+from tests.real.processes import wait_until
 from tests.samples import make_manifest
 
 MODEL = f"{GRAPH}/rank_0_0/model"
@@ -134,7 +136,7 @@ def test_a_folder_is_there_whole_or_not_at_all(committed):
     thread = threading.Thread(target=watch)
     thread.start()
     _install(store)
-    time.sleep(0.05)  # so that it is seen at all
+    wait_until(lambda: bool(counts), 30, "it is seen at all")
     done.set()
     thread.join()
     assert counts == {2}
@@ -237,6 +239,38 @@ def test_what_an_engine_writes_anew_is_no_damage(committed):
     grown = root / INSTALLED[-1]
     grown.write_bytes(grown.read_bytes() + b"more")
     assert check_installed(store, "llama", _version(store)) == ""
+
+
+def test_a_capture_has_the_folder_for_itself(committed):
+    store, root = committed
+    _install(store)
+    set_aside(root, 60.0)
+    for change in (install, lambda *given: discard(store, "llama", given[-1])):
+        with pytest.raises(NotReadyError, match="a compile cache is being captured here"):
+            change(store, "llama", "compile", _version(store))
+    assert [path.name for path in root.iterdir()] == [".capture"]
+
+
+def test_a_capture_that_was_killed_has_it_until_its_time_has_passed(committed):
+    store, root = committed
+    _install(store)
+    set_aside(root, -1.0)
+    (root / "half").write_bytes(b"what its engine has left")
+    assert _install(store).added == ()
+    assert _files(root) == sorted(INSTALLED)
+
+
+def test_and_longer_if_a_replica_runs_which_may_be_its_own(committed):
+    store, root = committed
+    set_aside(root, -1.0)
+    held = [leases.hold(store, "bundle-x", deployment="llama") for _ in range(2)]  # one is our own
+    try:
+        with pytest.raises(NotReadyError, match="being captured"):
+            _install(store)
+    finally:
+        for fd in held:
+            release(fd)
+    assert _install(store).added
 
 
 OTHER = f"torch_compile_cache/torch_aot_compile/{'b' * 64}/rank_0_0/model"

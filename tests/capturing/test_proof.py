@@ -11,9 +11,18 @@ from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.identity import Identity
 from llm_prefetch.caches.proof import Proof, proof, record_proof
 from llm_prefetch.capturing.capture_node import Candidate
-from llm_prefetch.capturing.prove import Proven, _kinds, require_proof, what_it_had
+from llm_prefetch.capturing.prove import (
+    Proven,
+    _kinds,
+    _proof,
+    keepers,
+    remember,
+    require_proof,
+    what_it_had,
+)
+from llm_prefetch.cluster.asking import Answer
 from llm_prefetch.cluster.reports import Node
-from llm_prefetch.errors import NotReadyError
+from llm_prefetch.errors import ClusterError, NotReadyError
 from llm_prefetch.live import current_bundle, rollback
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
@@ -96,3 +105,42 @@ def test_a_scale_up_may_insist_on_it():
     miss = Proven(found("b", Outcome.MISS, differences=("tp: 1 -> 2 (capture again)",)), ("10.0.0.1",))
     with pytest.raises(NotReadyError, match=r"m: 10\.0\.0\.1: miss: why .*tp: 1 -> 2"):
         require_proof("m", [miss])
+
+
+ONE, OTHER = (Node(str(n), f"10.0.0.{n}", f"h{n}") for n in (1, 2))
+
+
+def test_it_holds_for_the_nodes_that_have_written_it_down_and_the_others_are_named():
+    lost = ClusterError("no answer within 60 s", where="10.0.0.2")
+    said: list[str] = []
+    assert keepers([Answer(ONE, True), Answer(OTHER, error=lost)], said.append) == ("10.0.0.1",)
+    assert said == ["not proven on 10.0.0.2: no answer within 60 s (10.0.0.2)"]
+    with pytest.raises(ClusterError, match="no node has kept the proof: no answer"):
+        keepers([Answer(OTHER, error=lost)], said.append)
+
+
+def test_a_node_that_cannot_keep_it_or_runs_another_generation_says_so(store, tmp_path):
+    bundle = stage_weights(store, tmp_path / "a")
+    assert remember(found(bundle), store.root)
+    with pytest.raises(NotReadyError, match="not in the ledger, or is not of what is live"):
+        remember(found("bundle-of-before"), store.root)
+    store.ledger.unlink()
+    store.ledger.mkdir()
+    with pytest.raises(Exception, match="ledger"):
+        remember(found(bundle), store.root)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "new_kernels", "used"),
+    [("hit", 0, True), ("partial", 0, True), ("partial", 3, False), ("miss", 0, False)],
+)
+def test_a_proof_says_what_the_replica_has_written_down(outcome, new_kernels, used):
+    difference = {"field": "tp", "produced": "1", "here": "2", "fix": "capture again"}
+    had = {"outcome": outcome, "reason": "why", "new_kernels": new_kernels, "init_seconds": 12.5}
+    assert _proof("m", "b", ONE, {**had, "differences": [difference]}) == Proof(
+        "m", "b", Outcome(outcome), "why", used, "10.0.0.1", 12.5, ("tp: 1 -> 2 (capture again)",)
+    )
+    silent = _proof("m", "b", ONE, {})
+    assert (silent.outcome, silent.used, silent.reason) == (
+        Outcome.NONE, False, "the replica could not tell",
+    )  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.proof import Proof, record_proof
 from llm_prefetch.caches.quarantine import Mark, mark_broken, marks
 from llm_prefetch.live import current_bundle
 from llm_prefetch.stage import stage
-from tests.samples import make_published, make_spec
+from tests.samples import make_artifact, make_published, make_spec
 
 VERSION = "b3-" + "1" * 64
 
@@ -87,4 +88,30 @@ def test_only_a_live_deployment_can_be_proven(run, store, proven):
     for what in ([], ["weights"], ["nobody"]):
         outcome = run("verify", *what, "--proven", "--root", store.root)
         assert outcome.code == 2
-        assert "--proven goes with a deployment" in outcome.err
+        assert f"--proven goes with a deployment that is live here ({store.root})" in outcome.err
+
+
+def test_a_node_that_does_without_a_cache_is_as_ready_by_its_spec_as_by_its_name(run, store, tmp_path):
+    uri = make_published(tmp_path / "origin")
+    cache = make_artifact(uri, "compile", kind="compile-cache")  # nothing vouches for it
+    spec = make_spec(uri)
+    spec = spec.model_copy(update={"artifacts": [*spec.artifacts, cache]})
+
+    def verify(artifacts):
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            yaml.safe_dump(spec.model_copy(update={"artifacts": artifacts}).model_dump(mode="json"))
+        )
+        return run("verify", path, "--json", "--root", store.root)
+
+    [left] = stage(spec, store).left_out
+    assert left.name == "compile"
+    assert run("verify", "llama", "--root", store.root).code == 0
+    outcome = verify(spec.artifacts)
+    assert (outcome.code, [check["name"] for check in outcome.json["checks"]]) == (0, ["weights"])
+    assert "compile was left out on this node" in outcome.err
+    required = cache.model_copy(update={"required": True, "version": VERSION})
+    for missed in (required, cache.model_copy(update={"name": "other"})):
+        outcome = verify([*spec.artifacts[:1], missed])
+        assert outcome.code == 1
+        assert [check["verdict"] for check in outcome.json["checks"]] == ["HIT", "MISSING"]

@@ -295,6 +295,12 @@ def test_every_command_explains_itself(run, command):
     assert "--json" in done.out
 
 
+def test_what_exit_code_3_stands_for_and_where_publish_writes_to_is_told_in_full(run):
+    assert "3 origin, network or cluster" in run("--help").out
+    text = run("publish", "--help").out
+    assert [scheme for scheme in ("s3", "gs", "abfss", "az", "file") if f"{scheme}://" not in text] == []
+
+
 def test_the_example_of_stage_is_a_spec_that_stage_takes(run):
     text = run("stage", "--help").out
     example = text[text.index("<<END\n") + len("<<END\n") : text.index("  END\n")]

@@ -38,6 +38,7 @@ def three(here):
     start(here, "aab222", verdict="MISSING", rung="ray")
     end(here, "aab222", "failed: EngineError: no", [*PHASES[:2], {**PHASES[2], "seconds": 50.0}])
     start(here, "ccc333", deployment="other")
+    return here
 
 
 def test_a_node_on_which_nothing_has_started_says_so_and_that_is_no_error(run, root):
@@ -113,6 +114,7 @@ def test_an_id_that_names_no_start_or_several_is_a_usage_error(run, three, given
     done = run("timeline", "--start", given)
     assert done.code == 2
     assert said in done.err
+    assert f"({three.ledger})" in done.err
 
 
 @pytest.mark.parametrize("arguments", [("--last", "0"), ("--last", "x"), ("--start", "a", "--stagings")])

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -25,12 +26,13 @@ from tests.flows.conftest import Run
 from tests.real.checkpoint import write_checkpoint
 from tests.real.hosts import Host, HostSpec
 from tests.real.prefect_server import PrefectServer, prefect_server
+from tests.real.serve_app import APPLICATIONS
 from tests.real.world import World
 from tests.real_fixtures import REPLICAS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-YAML = Path(__file__).parents[2] / "deployments" / "serve" / "tiny-llama-cpu.yaml"
+YAML = Path(__file__).parents[2] / "deployments" / "serve" / "tiny-llama-compiled.yaml"
 CACHE = "s3://caches/tiny-llama-cpu"
 WEIGHTS = {"name": "weights", "uri": "s3://captured/tiny-llama"}
 
@@ -48,6 +50,9 @@ def two(surroundings: World, tmp_path: Path) -> Iterator[tuple[World, Host, Host
     surroundings.cli(surroundings.head, "publish", model, WEIGHTS["uri"])
     stage(surroundings, [WEIGHTS])
     yield surroundings, surroundings.cluster.hosts[REPLICAS], second
+    # A capture leaves Serve running, as it should; but while it runs, the next test's HTTP options would be ignored.
+    serve = f"{surroundings.cluster.dashboard_url}{APPLICATIONS}"
+    httpx.delete(serve, timeout=60, trust_env=False).raise_for_status()
     second.kill()
     surroundings.cluster.wait_alive()
 
@@ -76,10 +81,10 @@ def stage(world: World, artifacts: list[dict[str, str]]) -> None:
 
 
 def compiling(folder: Path, **arguments: Any) -> Path:
-    """The example, with torch.compile on."""
+    """The example, with these arguments of the engine besides."""
     config = yaml.safe_load(YAML.read_text())
     (llm,) = config["applications"][0]["args"]["llm_configs"]
-    llm["engine_kwargs"] |= {"enforce_eager": False, **arguments}
+    llm["engine_kwargs"] |= arguments
     path = folder / f"serve-{len(arguments)}.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -149,7 +154,6 @@ def test_a_captured_cache_is_found_on_another_host_and_missed_by_name_with_other
     assert (had["keys"], had["new_keys"], had["kernels"], had["new_kernels"]) == (
         built["keys"], [], built["new_kernels"], 0,
     )  # fmt: skip
-    assert had["init_seconds"] < built["init_seconds"]
     remembered = proof(store, "tiny-llama")
     assert remembered is not None
     assert (remembered.used, remembered.node) == (True, other.ip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import random
 import threading
 import warnings
@@ -160,6 +161,9 @@ class Sick:
     def assert_heals(self) -> None:
         """Without the fault, staging again succeeds."""
         self.proxy.mend()
+        os.environ["LLM_PREFETCH_STALL_SECONDS"] = (
+            "10"  # a test of a stall may have less; `settings` puts it back
+        )
         self.stage()
         self.assert_right()
 

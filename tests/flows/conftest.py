@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.real.processes import wait_until
+from tests.real.warm import give_database
 from tests.real.world import Prefect, World
 
 
@@ -35,6 +36,10 @@ class Run:
     def attempts(self) -> dict[str, int]:
         """How often each task run was tried, by name."""
         return {run["name"]: run["run_count"] for run in self._tasks()}
+
+    def tried(self, expected: dict[str, int]) -> None:
+        """Wait until these are its task runs and tries: the server learns of them by events, some time later."""
+        wait_until(lambda: self.attempts == expected, 60, f"the task runs are {expected}")
 
     @property
     def task_states(self) -> dict[str, str]:
@@ -143,7 +148,10 @@ class Flows:
     def call(self, flow: str, *calls: dict[str, Any], server: bool = True) -> list[dict[str, Any]]:
         """Run a flow once for each set of parameters, in one process on the head."""
         argv = [sys.executable, "-m", "tests.flows.driver", flow, json.dumps(calls)]
-        env = self.prefect.server.env if server else {"PREFECT_HOME": str(self.folder / "prefect")}
+        home = self.folder / "prefect"
+        env = self.prefect.server.env if server else {"PREFECT_HOME": str(home)}
+        if not (server or home.exists()):
+            give_database(home / "prefect.db")
         done = self.world.head.run(argv, env=env, timeout=240)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"run"')]
         return [json.loads(line) for line in lines]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from llm_prefetch.capturing.launch import read_launch
 from llm_prefetch.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,19 @@ def test_a_deployment_says_what_it_is_and_runs_only_when_asked(deployment: dict[
     schedules = deployment.get("schedules", [])
     assert all(schedule["active"] is False and schedule["slug"] for schedule in schedules)
     assert len({schedule["slug"] for schedule in schedules}) == len(schedules)
+
+
+def test_no_run_depends_on_a_lease_that_ends_with_the_server() -> None:
+    """A restart of Prefect's server forgets the lease of a `concurrency_limit`, and the run ends Crashed."""
+    assert not any("concurrency_limit" in deployment for deployment in DEPLOYMENTS)
+
+
+@pytest.mark.parametrize("flow", ["capture", "prove"])
+def test_what_is_captured_and_proven_is_an_engine_that_compiles(flow: str) -> None:
+    (deployment,) = [each for each in DEPLOYMENTS if flow_name(each) == flow]
+    launch = read_launch(ROOT / deployment["parameters"]["serve_yaml"])
+    assert launch.deployment in {path.stem for path in MODELS}
+    assert launch.llm_config["engine_kwargs"]["enforce_eager"] is False
 
 
 def test_every_kind_of_schedule_is_there_to_be_copied() -> None:
@@ -162,17 +177,33 @@ def load(entrypoint: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def form(entrypoint: str) -> Any:
+    """The JSON schema that Prefect makes a form of."""
+    from prefect.utilities.callables import parameter_schema
+
+    return parameter_schema(load(entrypoint)).model_dump_for_openapi()
+
+
+def found_in(schema: Any, key: str) -> Iterator[Any]:
+    """What is at that key, however deep."""
+    inner = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict) and key in schema:
+        yield schema[key]
+    for each in inner:
+        yield from found_in(each, key)
+
+
 @pytest.mark.prefect
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=title)
 def test_the_parameters_of_a_deployment_and_of_its_triggers_fit_its_flow(deployment: dict[str, Any]) -> None:
-    from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools import is_valid_schema, validate
 
-    flow = load(deployment["entrypoint"])
-    schema = parameter_schema(flow).model_dump_for_openapi()
+    flow, schema = load(deployment["entrypoint"]), form(deployment["entrypoint"])
     assert flow.name == flow_name(deployment)
     is_valid_schema(schema)
     validate(deployment.get("parameters", {}), schema, raise_on_error=True, ignore_required=False)
+    serve_yaml = schema["properties"].get("serve_yaml", {"examples": []})
+    assert all((ROOT / example).is_file() for example in serve_yaml["examples"])
     for trigger in deployment.get("triggers", []):
         assert trigger["expect"]
         assert set(trigger.get("parameters", {})) <= set(schema["properties"])
@@ -181,16 +212,33 @@ def test_the_parameters_of_a_deployment_and_of_its_triggers_fit_its_flow(deploym
 @pytest.mark.prefect
 @pytest.mark.parametrize("entrypoint", FLOWS)
 def test_every_field_of_a_form_is_described(entrypoint: str) -> None:
-    from prefect.utilities.callables import parameter_schema
-
-    schema = parameter_schema(load(entrypoint)).model_dump_for_openapi()
+    schema = form(entrypoint)
     models = {"": schema, **schema.get("definitions", {})}
     fields = {
         f"{name}.{key}": field for name, model in models.items() for key, field in model["properties"].items()
     }
     assert fields
     assert [name for name, field in fields.items() if not field.get("description")] == []
-    assert [name for name, field in fields.items() if "oneOf" in field or "allOf" in field] == []
+    text = {name: field["description"] for name, field in fields.items()}
+    assert [name for name, said in text.items() if said.startswith("str ")] == []
+    assert [name for name, said in text.items() if "<" in said] == [], "the form takes it for HTML"
+
+
+@pytest.mark.prefect
+def test_the_only_unions_of_the_forms_are_a_value_or_nothing_and_the_entries_of_plugin_files() -> None:
+    forms = [form(entrypoint) for entrypoint in FLOWS]
+    models = {
+        name: model for each in forms for name, model in {"": each, **each.get("definitions", {})}.items()
+    }
+    entries = list(found_in(models.pop("PluginFiles"), "anyOf"))
+    named = {"type": "object", "additionalProperties": {"type": "string"}}
+    assert entries == [[{"type": "string"}, named]] * 3
+    models[""] = [each["properties"] for each in forms]
+    unions = list(found_in(models, "anyOf"))
+    assert len(unions) == 6
+    nothing = {"type": "null"}
+    assert [union for union in unions if len(union) != 2 or union[1] != nothing or union[0] == nothing] == []
+    assert [*found_in(forms, "oneOf"), *found_in(forms, "allOf")] == []
 
 
 @pytest.mark.prefect

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.flows.conftest import Flows, Run, call, spec
+from tests.real.processes import wait_until
 from tests.samples import flip_byte
 
 pytestmark = [pytest.mark.prefect, pytest.mark.ray]
@@ -37,7 +38,7 @@ def test_what_is_staged_is_looked_after_and_each_run_says_what_it_did(flows: Flo
     assert staged.state[0] == nothing.state[0] == planned.state[0] == newer.state[0] == "Completed"
     assert column(staged, "did") == column(newer, "did") == {"staged"}
     assert column(staged, "fetched_bytes") == {size}
-    assert len(staged.attempts) == 2  # a task run for each node, as of `stage`
+    wait_until(lambda: len(staged.attempts) == 2, 60, "a task run for each node, as of `stage`, is known")
     assert (artifacts(nothing), nothing.attempts) == ([], {})
     assert "flow-fleet is ready on 2 nodes; nothing to do" in {line["message"] for line in nothing.logs}
     assert column(planned, "did") == {"to stage"}
@@ -60,6 +61,14 @@ def test_what_is_staged_is_looked_after_and_each_run_says_what_it_did(flows: Flo
     assert bundles == column(back, "bundle")
 
     link = hosts[1].disk / "live" / "flow-fleet"
+    link.unlink()  # one node lacks it, and two are needed
+    (one_more,) = runs(flows, "reconcile", {"spec": {**two, "policy": {"min_ready": "2"}}})
+    assert one_more.state[0] == "Completed"
+    assert one_more.artifact("progress") == 100.0
+    told = {event["event"]: event["payload"] for event in one_more.events(2)}
+    assert set(told) == {"llm-prefetch.bundle.staged", "llm-prefetch.node.ready"}
+    payload = told["llm-prefetch.bundle.staged"]
+    assert [payload[key] for key in ("nodes", "ready", "needed")] == [2, 2, 2]
     (damaged,) = (link.parent / link.readlink() / "weights").resolve().glob("part-0.bin")
     flip_byte(damaged)
     found, mended, clean = runs(flows, "verify", {**nodes, "on_damage": "report"}, nodes, nodes)

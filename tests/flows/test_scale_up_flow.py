@@ -204,7 +204,7 @@ def test_replicas_come_up_warm_both_ways_and_nothing_else_moves(served: Served) 
     assert config.pop("deployments") == [{"name": tiny_app.NAME, "num_replicas": 2}]
     assert config == before["listed"]["deployed_app_config"]
     assert served.details["outside"]["deployed_app_config"] == before["outside"]["deployed_app_config"]
-    assert served.requests[-1] == []
+    wait_until(lambda: served.requests[-1] == [], 20, "the request for nodes is cleared")
 
 
 def test_a_run_that_is_cancelled_while_it_waits_leaves_no_request_for_nodes(served: Served) -> None:

@@ -22,6 +22,7 @@ from tests.real import processes
 from tests.real.ports import free_port
 from tests.real.prefect_server import PrefectServer
 from tests.real.processes import kill_marked, scratch, wait_until
+from tests.real.warm import give_database
 
 pytestmark = [pytest.mark.prefect, pytest.mark.ray]
 
@@ -89,7 +90,7 @@ def serving(server: PrefectServer) -> Iterator[None]:
     host, _, port = server.api_url.removeprefix("http://").removesuffix("/api").partition(":")
     argv = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
     with processes.process(
-        argv, area=server.area, name="server", env=server.env, ready=server.healthy, deadline=90, grace=0
+        argv, area=server.area, name="server", env=server.env, ready=server.healthy, deadline=180, grace=0
     ):
         yield
 
@@ -100,6 +101,7 @@ def test_a_run_goes_on_while_its_server_is_restarted_and_ends_truthfully(flows: 
     gateway, read = flows.world.cluster.gateway_ip, partial(flows.bytes_read, "flow-restart")
     with scratch("restart") as area, ThreadPoolExecutor(1) as pool:
         server = PrefectServer(f"http://{gateway}:{free_port(gateway)}/api", area)
+        give_database(area.path / "home" / "prefect.db")
         argv = [sys.executable, "-m", "tests.flows.driver", "stage", json.dumps([{"spec": slow}])]
         with serving(server):
             running = pool.submit(flows.world.head.run, argv, env=server.env, timeout=240)
@@ -162,7 +164,7 @@ def test_bad_input_is_one_clear_error_on_the_page_and_a_dry_run_shows_the_plan(f
             assert fragment in message, case
         assert any(fragments[2] in page and "**What next**" in page for page in pages), (case, pages)
     assert [event["event"] for event in refused[0].events(1)] == ["llm-prefetch.bundle.stage-failed"]
-    assert refused[2].attempts == {f"stage-{host.ip}": 1, f"stage-{flows.world.cluster.hosts[2].ip}": 1}
+    refused[2].tried({f"stage-{host.ip}": 1, f"stage-{flows.world.cluster.hosts[2].ip}": 1})
     assert not list(host.disk.glob("artifacts/*/*"))
 
     changed = good | {"policy": {"min_ready": "1"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 
@@ -148,3 +149,23 @@ def test_a_reader_goes_from_file_to_file_and_back(tmp_path):
     reader.close()
     reader.close()
     assert seen == [b"12", b"78", b"34", b"56"]
+
+
+def test_what_is_no_file_is_named_with_its_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with raises(OriginError, 3, "'pipe' is not a regular file", f"file://{tmp_path}"):
+        list(LocalOrigin(f"file://{tmp_path}").list())
+
+
+def test_a_read_that_the_disk_refuses_is_named_with_its_file(tmp_path, monkeypatch):
+    """The system call is the one thing here that is not real."""
+
+    def preadv(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    make_folder(tmp_path, {"a/x": b"1"})
+    origin = LocalOrigin(f"file://{tmp_path}")
+    [item] = origin.list()
+    monkeypatch.setattr(os, "preadv", preadv)
+    with raises(OriginUnavailableError, 3, "cannot read 'x'", str(tmp_path / "a/x")):
+        _read(origin, item)

@@ -49,7 +49,7 @@ def test_a_driver_that_dies_or_is_interrupted_leaves_no_actor_and_the_next_run_r
     staging: Staging,
 ) -> None:
     size = staging.put("weights", files=80)
-    spec = staging.spec("weights", policy=SLOWLY)
+    spec = staging.spec("weights", policy={"bandwidth": "500KB/s"})
 
     staged_until(staging, spec, 9)
     staging.wait_for_no_actor()
@@ -118,7 +118,9 @@ def dies_after_its_report(staging: Staging, lost: Host) -> None:
     """When all is well on a node and another is still at work: then it does not count."""
     staging.put("more", files=32)
     staging.cli("stage", staging.spec("more", deployment="more", nodes={"ids": [lost.name]}))
-    spec = staging.spec("more", deployment="more", policy=SLOWLY, nodes={"ids": ["host1", lost.name]})
+    spec = staging.spec(
+        "more", deployment="more", policy={"bandwidth": "1MB/s"}, nodes={"ids": ["host1", lost.name]}
+    )
     before = len(staging.world.ledger(lost))
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(staging.cli, "stage", spec)

@@ -115,11 +115,17 @@ class Page:
             const box = found.at(-1).getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];
         }})()"""
+        seen: list[Any] = [None, None]
+
+        def stands_still() -> bool:
+            seen[:] = [seen[1], self.run(find)]
+            return seen[1] is not None and seen[0] == seen[1]
+
         try:
-            wait_until(lambda: self.run(find) is not None, within, f"the page has {tag} {text!r}")
+            wait_until(stands_still, within, f"the page has {tag} {text!r}")
         except RuntimeError as error:
             raise RuntimeError(f"{error}; it shows:\n{self.text}") from None
-        x, y = self.run(find)
+        x, y = seen[1]
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

@@ -28,7 +28,7 @@ _PREFECT = [sys.executable, "-m", "prefect"]
 
 
 @contextlib.contextmanager
-def prefect_server(host: str = "127.0.0.1", deadline: float = 90.0) -> Iterator[PrefectServer]:
+def prefect_server(host: str = "127.0.0.1", deadline: float = 180.0) -> Iterator[PrefectServer]:
     """Run a server with an empty database on a free port of `host`; `cluster.gateway_ip` lets hosts reach it.
 
     Raises:
@@ -103,7 +103,7 @@ class PrefectServer:
         cwd: str | Path = _REPOSITORY,
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
-        deadline: float = 90.0,
+        deadline: float = 180.0,
     ) -> Iterator[Process]:
         """Run a process worker on the pool `pool`, which it makes where there is none, here or on `host`.
 

@@ -203,8 +203,10 @@ def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     code = (
         "import os, signal\n"
         "from tests.real.hosts import HostSpec, hosts\n"
+        "from tests.real.ports import links\n"
         "with hosts(n=1, ray=False, spec=HostSpec(disk='tmpfs:1m')) as cluster:\n"
         "    cluster.head.popen(['sleep', '1000'])\n"
+        "    assert cluster.area.path.exists() and links(cluster.area.link)\n"
         "    print(os.getpid(), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -212,8 +214,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     pid = int(killed.stdout)
     left = f"/tmp/lpf-{pid}-0-hosts"
-    assert Path(left).exists()
-    assert links_of(pid)
     with processes.scratch("sweep"):
         assert not Path(left).exists()
         assert links_of(pid) == []

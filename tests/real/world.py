@@ -58,6 +58,7 @@ class World:
 
     def wipe(self) -> None:
         """Empty the node stores, as new hosts have them."""
+        self.cluster.wait_alive()  # one that an earlier test has ended may still be a node to Ray
         for host in self.cluster.hosts:
             for entry in host.disk.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

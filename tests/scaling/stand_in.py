@@ -9,8 +9,9 @@ from typing import Any
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.proof import Proof
 from llm_prefetch.cluster.asking import Answer
-from llm_prefetch.cluster.inspection import LiveBundle
+from llm_prefetch.cluster.inspection import LiveBundle, LiveMember
 from llm_prefetch.cluster.reports import Node
+from llm_prefetch.live import Member
 from llm_prefetch.record import Verdict
 from llm_prefetch.scaling.autoscaler import NodeRoom, Request
 from llm_prefetch.scaling.scale_report import ScaleReport, StartSeen
@@ -37,6 +38,15 @@ def target(**fields: Any) -> ServeTarget:
     )
 
 
+def live(bundle: str, weights: str = "b3-1", *caches: str) -> LiveBundle:
+    """What is live on a node that is well: versions of the weights, and of compile caches that fit it."""
+    members = [
+        Member("weights", "model", weights),
+        *(Member("cache", "compile-cache", one) for one in caches),
+    ]
+    return LiveBundle(bundle, Verdict.HIT, "", tuple(LiveMember(member, "", "") for member in members))
+
+
 def replica(name: str, node: Node = NODES[0], state: str = "RUNNING") -> Replica:
     return Replica(name, f"actor-{name}", state, node.id, node.address)
 
@@ -51,7 +61,7 @@ class World:
         self.served = Served(1, (replica("old"),), (GPU,))
         self.free = {node.id: 1.0 for node in NODES}
         self.requests: list[Request] = []
-        self.lives = {node: LiveBundle("bundle-1", Verdict.HIT, "", ()) for node in NODES}
+        self.lives = dict.fromkeys(NODES, live("bundle-1"))
         self.seen = {"actor-new": StartSeen("HIT", "hit", "bundle-1", "")}
         self.proven = dict.fromkeys(NODES, PROOF)
         self.trouble: dict[str, BaseException] = {}

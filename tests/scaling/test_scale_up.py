@@ -17,7 +17,7 @@ from llm_prefetch.scaling.autoscaler import Request
 from llm_prefetch.scaling.scale_report import ScaleReport, StartSeen, require_scaled
 from llm_prefetch.scaling.serve_api import Replica, Served, UnansweredError
 from llm_prefetch.scaling.serve_target import ServeTarget
-from tests.scaling.stand_in import GPU, NODES, PROOF, SPEC, World, replica, target
+from tests.scaling.stand_in import GPU, NODES, PROOF, SPEC, World, live, replica, target
 
 
 @pytest.fixture
@@ -164,9 +164,21 @@ def test_nodes_that_are_not_ready_after_the_staging_keep_serve_as_it_is(world: W
 
 
 def test_nodes_with_different_generations_keep_serve_as_it_is(world: World) -> None:
-    world.lives[NODES[1]] = LiveBundle("bundle-2", Verdict.HIT, "", ())
+    world.lives[NODES[1]] = live("bundle-2", "b3-2")
     assert "2 of 2 nodes are ready, with 2 generations" in str(raised(world.run()))
     assert "scale 2" not in world.events
+
+
+def test_a_compile_cache_that_fits_only_some_of_the_nodes_is_no_other_generation(world: World) -> None:
+    world.lives[NODES[1]] = live("bundle-with-cache", "b3-1", "b3-9")
+    world.seen = {"actor-new": StartSeen("HIT", "hit", "bundle-with-cache", "")}
+    require_scaled(world.run())
+    assert world.served.target == 2
+
+    world = World()
+    world.lives[NODES[1]] = live("bundle-with-cache", "b3-1", "b3-9")
+    world.seen = {"actor-new": StartSeen("HIT", "hit", "bundle-1", "")}  # what the other node has
+    assert "from another generation than the one that was verified on 10.0.0.1" in str(raised(world.run()))
 
 
 def test_a_compile_cache_that_was_not_proven_keeps_serve_as_it_is_where_a_proof_is_wanted(

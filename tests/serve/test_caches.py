@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from llm_prefetch.caches.aside import set_aside
 from llm_prefetch.caches.identity import Identity
 from llm_prefetch.caches.install import HEADERS_VARIABLE, cache_root
 from llm_prefetch.caches.places import CAPTURING
@@ -16,7 +17,7 @@ from llm_prefetch.caches.quarantine import Mark, begin, clear_marks, mark_broken
 from llm_prefetch.errors import PluginError
 from llm_prefetch.live import check_deployment
 from llm_prefetch.record import Verdict
-from llm_prefetch.serve.caches import offer_cache
+from llm_prefetch.serve.caches import caches_for_workers, offer_cache
 from llm_prefetch.stage import stage
 from llm_prefetch.store import release
 from tests.caches.made import (
@@ -182,6 +183,20 @@ def test_a_launch_that_differs_gets_none_and_is_told_the_field(store, tmp_path, 
     assert marks(store) == []
 
 
+@pytest.mark.parametrize(
+    ("node", "verdict", "reason"),
+    [
+        (GpuNode(), Verdict.HIT, ""),
+        (GpuNode(names=("NVIDIA H100",) * 2), Verdict.INCOMPATIBLE, "gpu_name: NVIDIA A10G -> NVIDIA H100"),
+    ],
+)
+def test_another_node_of_the_replica_judges_by_what_it_is_itself(store, tmp_path, node, verdict, reason):
+    store, check = _generation(store, tmp_path, make_identity(engine_path="/x"))
+    [(name, found)] = caches_for_workers(store, check, node).items()
+    assert (name, found.verdict) == ("compile", verdict)
+    assert reason in found.reason
+
+
 def test_an_engine_that_a_cache_is_captured_from_gets_none(make, cached, rows, monkeypatch):
     monkeypatch.setenv(CAPTURING, "/tmp/report.json")
     _start(make)
@@ -194,7 +209,16 @@ def _no_cache(rows, match):
     row = _engine(rows)
     assert (row["outcome"], row["cache"]) == ("ready", "")
     assert match in row["cache_reason"]
-    return "VLLM_CACHE_ROOT" not in os.environ
+    assert "VLLM_CACHE_ROOT" not in os.environ
+    return True
+
+
+def test_a_replica_that_starts_where_another_is_captured_keeps_out_of_its_folder(make, cached, rows):
+    root = cache_root(cached, "llama")
+    set_aside(root, 60.0)
+    _start(make)
+    assert _no_cache(rows, "compile is MISSING: a compile cache is being captured here")
+    assert [path.name for path in root.iterdir()] == [".capture"]
 
 
 def test_a_cache_that_no_spec_has_pinned_is_not_offered(make, cached, rows, caplog):

@@ -156,6 +156,7 @@ def test_a_rung_for_all_nodes_ends_when_the_last_is_ready_and_not_before(stores,
                 seen.append(ready())
                 stage_on(store)
                 await asyncio.sleep(1.0)
+            await asyncio.to_thread(until, ready)
             seen.append(ready())
 
     asyncio.run(main())

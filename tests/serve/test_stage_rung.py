@@ -158,7 +158,9 @@ def test_a_list_that_stalls_does_not_keep_a_staging_from_ending_in_order(make, s
             monkeypatch.setenv(name, "us-east-1")
         monkeypatch.setenv("LLM_PREFETCH_STALL_SECONDS", "200")
         spec = {"deployment": "llama", "artifacts": [{"name": "weights", "uri": "s3://bucket/x"}]}
-        refused(make(on_miss=["stage", "fail"], spec=spec, deadlines={"stage": 3}), "stage gave up after 3 s")
+        refused(
+            make(on_miss=["stage", "fail"], spec=spec, deadlines={"stage": 10}), "stage gave up after 10 s"
+        )
         assert children() == []
         asked, _ = silent.accept()
         asked.close()
@@ -171,8 +173,7 @@ def test_a_start_that_is_cancelled_takes_its_staging_with_it(make, store, tmp_pa
 
     async def main():
         task = asyncio.ensure_future(start.callback.run_callback("on_before_node_init"))
-        await asyncio.sleep(0.5)
-        assert len(children()) == 1
+        await asyncio.to_thread(until, lambda: len(children()) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -218,3 +219,9 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_a_staging_process_that_says_nothing_is_named(make, store, spec, monkeypatch):
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # it ends before its first line
+    said = r"the staging process ended with 1 \(llm_prefetch.serve.staging_process\)"
+    refused(make(on_miss=["stage", "fail"], spec=spec), said)

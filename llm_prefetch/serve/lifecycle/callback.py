@@ -65,7 +65,7 @@ class LifecycleCallback(CallbackBase):
                 value.ctx = self.ctx
             else:
                 value = make_plain(kind, options.callback_kwargs, where)
-            self.members.append(Member(value, options.raise_error_on_callback))
+            self.members.append(Member(value, options.raise_error_on_callback and raise_error_on_callback))
         self.in_server = False
         """Whether a server of ours runs the phases that Ray's callback cannot see."""
 

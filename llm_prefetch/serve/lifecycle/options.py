@@ -42,10 +42,10 @@ def parse_members(arguments: dict[str, Any]) -> list[MemberOptions]:
     try:
         return LifecycleOptions.model_validate(arguments).callbacks
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join([_YAML_PATH, *(str(part) for part in first["loc"] if part not in ("str", "type"))])
         raise SpecError(
             f"{path}: {first['msg']}",
             where="the Serve YAML",
             hint="each of callbacks has callback_class, callback_kwargs and raise_error_on_callback",
-        ) from error
+        ) from None  # what was given may hold a secret
