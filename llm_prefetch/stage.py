@@ -39,6 +39,9 @@ from llm_prefetch.stop import Stop
 from llm_prefetch.store import NodeStore
 from llm_prefetch.transfer import Throttle
 
+_READY = "ready"
+"""The outcome of a staging that has made the node ready, in its row of the ledger."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
@@ -108,7 +111,7 @@ def stage(
     with (
         staging(store, spec.deployment),
         ExitStack() as counted_on,
-        _recorded(store, "stage", "ready", trace, facts),
+        _recorded(store, "stage", _READY, trace, facts),
     ):
         for artifact in linked:
             check_link(store, spec, artifact)
@@ -267,6 +270,10 @@ def committed_manifests(store: NodeStore, report: StageReport) -> dict[str, Mani
 
 
 def caches_left_out(store: NodeStore, deployment: str) -> frozenset[str]:
-    """Names of the compile caches that the newest staging of `deployment` left out on this node, as the ledger tells."""
-    rows = [row for row in ledger.read(store, "stage") if row.get("deployment") == deployment]
+    """Names of the compile caches without which the newest staging of `deployment` made this node ready, as the ledger tells."""
+    rows = [
+        row
+        for row in ledger.read(store, "stage")
+        if row.get("deployment") == deployment and row.get("outcome") == _READY
+    ]
     return frozenset(str(left["name"]) for left in rows[-1].get("left_out", ())) if rows else frozenset()

@@ -8,6 +8,7 @@ import yaml
 from llm_prefetch.caches.evidence import Outcome
 from llm_prefetch.caches.proof import Proof, record_proof
 from llm_prefetch.caches.quarantine import Mark, mark_broken, marks
+from llm_prefetch.errors import OriginNotFoundError
 from llm_prefetch.live import current_bundle
 from llm_prefetch.stage import stage
 from tests.samples import make_artifact, make_published, make_spec
@@ -110,6 +111,10 @@ def test_a_node_that_does_without_a_cache_is_as_ready_by_its_spec_as_by_its_name
     outcome = verify(spec.artifacts)
     assert (outcome.code, [check["name"] for check in outcome.json["checks"]]) == (0, ["weights"])
     assert "compile was left out on this node" in outcome.err
+    gone = make_spec(f"file://{tmp_path}/gone")
+    with pytest.raises(OriginNotFoundError):  # a staging that fails has left the node as it was
+        stage(gone, store)
+    assert verify(spec.artifacts).code == 0
     required = cache.model_copy(update={"required": True, "version": VERSION})
     for missed in (required, cache.model_copy(update={"name": "other"})):
         outcome = verify([*spec.artifacts[:1], missed])
