@@ -39,7 +39,7 @@ def measure(base: Path, corpus: Corpus, runs: int, say: Callable[[str], object])
             row("  boto3's upload, 16 x 16 MiB", tuned, "GB/s"),
             ratio("  publish beside boto3, as it comes", ours, theirs, ">= 0.8 x"),
             ratio("  publish beside boto3, 16 x 16 MiB", ours, tuned),
-            row("  peak memory", [run.peak / 1e6 for run in done["publish"]], "MB"),
+            row("  peak memory", [run.peak / 1e6 for run in done["publish"]], "MB", "<= 256 MB"),
             row("  processor seconds per GB", [r.cpu * GB / corpus.bytes for r in done["publish"]], "s/GB"),
             row(
                 "  of boto3's, as it comes",
