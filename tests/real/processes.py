@@ -27,6 +27,8 @@ MARK = "LPF_SCRATCH"
 _BASE = Path("/tmp")  # not $TMPDIR: Ray puts AF_UNIX sockets below, and their paths end at 107 characters
 _OWNER = "owner.json"
 _ABANDONED = 60.0  # seconds after which a folder without an owner was not just being made
+_LOOKS = 50
+"""So often a process that begins, and shows no environment until it has, is looked for again."""
 _numbers = itertools.count()
 
 
@@ -227,30 +229,37 @@ def end_group(popen: subprocess.Popen[Any], grace: float) -> None:
 
 def kill_marked(mark: Path, variable: str = MARK) -> None:
     """SIGKILL every process that carries `mark` in that variable of its environment, until none is left."""
-    end = time.monotonic() + 20
-    while pids := _marked(mark, variable):
+    end, looks = time.monotonic() + 20, 0
+    while looks < _LOOKS:
+        pids, unclear = _marked(mark, variable)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > end:
+        if pids and time.monotonic() > end:
             raise RuntimeError(f"processes {pids} of {mark} do not die")
+        if not pids and not unclear:
+            return
+        looks = 0 if pids else looks + 1
         time.sleep(0.02)
 
 
-def _marked(mark: Path, variable: str) -> list[int]:
-    found = []
+def _marked(mark: Path, variable: str) -> tuple[list[int], bool]:
+    """The processes with that mark, and whether others may have it too: one that begins has no environment yet."""
+    found, unclear = [], False
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            environ = (entry / "environ").read_bytes()  # empty for a zombie, which is dead enough
+            environ = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # ended meanwhile, another user's, or a thread of the kernel
+        unclear = unclear or not (environ or state in "ZX")  # a zombie has none either: it is dead enough
         for entry_ in environ.split(b"\0"):
             name, _, value = entry_.partition(b"=")
             if name == variable.encode() and os.fsencode(mark) in value.split(b":"):
                 found.append(int(entry.name))
-    return found
+    return found, unclear
 
 
 def _signal_group(pgid: int, number: int) -> None:
