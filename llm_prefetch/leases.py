@@ -104,6 +104,15 @@ def leased(store: NodeStore) -> list[Lease]:
     return [_read(path) for path in files if _is_held(path)]
 
 
+def running(store: NodeStore, deployment: str) -> list[Lease]:
+    """The replicas of `deployment` that run on this node.
+
+    Raises:
+        DiskError: the store cannot be read.
+    """
+    return [lease for lease in leased(store) if lease.deployment == deployment]
+
+
 @contextlib.contextmanager
 def staging(store: NodeStore, deployment: str) -> Iterator[None]:
     """Let replicas know that a staging of `deployment` is in progress on this node; several may be at once.

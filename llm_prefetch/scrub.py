@@ -18,7 +18,7 @@ from llm_prefetch.commit import set_aside
 from llm_prefetch.errors import PrefetchError, disk_error
 from llm_prefetch.leases import leased, wait_for_stagings
 from llm_prefetch.live import Bundle, Member, check_deployment, current_bundle, make_bundle, read_bundle
-from llm_prefetch.record import CommitRecord, Verdict, read_record
+from llm_prefetch.record import CommitRecord, Verdict, judge_record, read_record
 from llm_prefetch.resolve import resolve
 from llm_prefetch.spec import Artifact
 from llm_prefetch.stage import repair
@@ -166,7 +166,7 @@ class _Scrub:
         self.damage.append(f"{check.name} {check.version[:15]} is {check.verdict}: {check.reason}")
         try:
             record = self._after_others(deployment, member)
-            if quick_check(self.store, member.name, member.version).ready:
+            if judge_record(self.store, member.name, member.version, record).verdict is Verdict.HIT:
                 self.did.append("staged meanwhile")
             elif record is not None and self.on_damage == "repair":
                 self._ask_origin(record)

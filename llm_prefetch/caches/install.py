@@ -25,7 +25,7 @@ from llm_prefetch import settings
 from llm_prefetch.caches.aside import captured_until, put_back
 from llm_prefetch.caches.places import ELSEWHERE, INSIDE
 from llm_prefetch.errors import DigestError, NotReadyError, TrustError, disk_error
-from llm_prefetch.leases import leased
+from llm_prefetch.leases import running
 from llm_prefetch.manifest import FOLDER, FileEntry, Manifest, canonical_json, parse_manifest
 from llm_prefetch.store import NodeStore, locked, read_json, write_file
 
@@ -301,8 +301,8 @@ def _end_capture(store: NodeStore, deployment: str) -> None:
 
 def _others_run(store: NodeStore, deployment: str) -> bool:
     """Whether a replica runs here that is not this process."""
-    running = [lease.pid for lease in leased(store) if lease.deployment == deployment]
-    return len(running) > (os.getpid() in running)
+    pids = [lease.pid for lease in running(store, deployment)]
+    return len(pids) > (os.getpid() in pids)
 
 
 def _installed_units(root: Path, version: str) -> set[str]:

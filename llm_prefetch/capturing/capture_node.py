@@ -26,7 +26,7 @@ from llm_prefetch.caches.install import cache_environment, cache_root, install_l
 from llm_prefetch.caches.places import CAPTURING
 from llm_prefetch.caches.this_node import ThisNode
 from llm_prefetch.errors import ClusterError, NotReadyError
-from llm_prefetch.leases import leased
+from llm_prefetch.leases import running
 from llm_prefetch.live import check_deployment
 from llm_prefetch.publish import PublishReport, publish
 from llm_prefetch.signatures import is_outdated
@@ -71,9 +71,8 @@ def look(deployment: str, root: Path | None) -> Candidate:
     check = check_deployment(store, deployment)
     models = [member.name for member in check.members if member.kind == "model"]
     path = store.engine_path(deployment, models[0]) if len(models) == 1 else None
-    running = sum(lease.deployment == deployment for lease in leased(store))
     reason = "" if check.ready else f"{check.verdict}: {check.reason}"
-    return Candidate(reason, check.bundle, running, Identity.of_this_node(path))
+    return Candidate(reason, check.bundle, len(running(store, deployment)), Identity.of_this_node(path))
 
 
 def begin(deployment: str, root: Path | None, seconds: float) -> dict[str, str]:
@@ -151,7 +150,7 @@ def _alone(store: NodeStore, deployment: str) -> AbstractContextManager[None]:
 
 
 def _check_none_runs(store: NodeStore, deployment: str) -> None:
-    if any(lease.deployment == deployment for lease in leased(store)):
+    if running(store, deployment):
         raise NotReadyError(
             f"replicas of {deployment} run on this node, with the cache that would be set aside",
             where=str(store.root),

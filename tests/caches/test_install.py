@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -217,17 +218,23 @@ def test_a_copy_that_was_damaged_is_made_anew(committed, damage):
     assert path.read_bytes() == CACHE[MODEL]
 
 
+@contextlib.contextmanager
+def _another_replica(store):
+    """It runs beside our own."""
+    held = [leases.hold(store, "bundle-x", deployment="llama") for _ in range(2)]
+    try:
+        yield
+    finally:
+        for fd in held:
+            release(fd)
+
+
 def test_a_damaged_copy_stays_while_another_replica_runs_with_it(committed):
     store, root = committed
     _install(store)
     os.truncate(root / MODEL, 3)
-    held = [leases.hold(store, "bundle-x", deployment="llama") for _ in range(2)]  # one is our own
-    try:
-        with pytest.raises(NotReadyError, match="another replica runs with"):
-            _install(store)
-    finally:
-        for fd in held:
-            release(fd)
+    with _another_replica(store), pytest.raises(NotReadyError, match="another replica runs with"):
+        _install(store)
     assert (root / MODEL).stat().st_size == 3
 
 
@@ -263,13 +270,8 @@ def test_a_capture_that_was_killed_has_it_until_its_time_has_passed(committed):
 def test_and_longer_if_a_replica_runs_which_may_be_its_own(committed):
     store, root = committed
     set_aside(root, -1.0)
-    held = [leases.hold(store, "bundle-x", deployment="llama") for _ in range(2)]  # one is our own
-    try:
-        with pytest.raises(NotReadyError, match="being captured"):
-            _install(store)
-    finally:
-        for fd in held:
-            release(fd)
+    with _another_replica(store), pytest.raises(NotReadyError, match="being captured"):
+        _install(store)
     assert _install(store).added
 
 
