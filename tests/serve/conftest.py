@@ -20,6 +20,7 @@ import pytest
 
 from llm_prefetch import ledger
 from llm_prefetch.caches import this_node
+from llm_prefetch.caches.install import HEADERS_VARIABLE
 from llm_prefetch.serve import PrefetchCallback
 from llm_prefetch.spec import Spec
 from llm_prefetch.stage import stage
@@ -311,3 +312,15 @@ def cpu_torch(tmp_path, monkeypatch):
     yield
     for known in (this_node._folder, this_node._source):
         known.cache_clear()
+
+
+MOVED = ("VLLM_CACHE_ROOT", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE")
+"""What a start with a staged compile cache sets for its engine."""
+
+
+@pytest.fixture
+def engine_environment(monkeypatch, cpu_torch):
+    """What a start sets ends with the test."""
+    for name in (*MOVED, HEADERS_VARIABLE):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)

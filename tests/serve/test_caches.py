@@ -33,17 +33,10 @@ from tests.caches.made import (
     stage_cache,
 )
 from tests.samples import make_manifest
+from tests.serve.conftest import MOVED
 
 MODEL = f"{GRAPH}/rank_0_0/model"
-MOVED = ("VLLM_CACHE_ROOT", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE")
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch, cpu_torch):
-    """What a start sets ends with the test."""
-    for name in (*MOVED, HEADERS_VARIABLE):
-        monkeypatch.setenv(name, "before")
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("engine_environment")
 
 
 @pytest.fixture

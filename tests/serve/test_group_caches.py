@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llm_prefetch import ledger
-from llm_prefetch.caches.install import HEADERS_VARIABLE, cache_root, check_installed
+from llm_prefetch.caches.install import cache_root, check_installed
 from llm_prefetch.caches.quarantine import Mark, mark_broken
 from llm_prefetch.serve import PrefetchCallback
 from llm_prefetch.serve.group import Group
@@ -23,15 +23,7 @@ from tests.serve.conftest import LLMConfig
 from tests.serve.group_stand_in import Handle, Nodes
 
 MODEL = f"{GRAPH}/rank_0_0/model"
-MOVED = ("VLLM_CACHE_ROOT", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE")
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch, cpu_torch):
-    """What a start sets ends with the test."""
-    for name in (*MOVED, HEADERS_VARIABLE):
-        monkeypatch.setenv(name, "before")
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("engine_environment")
 
 
 @pytest.fixture
